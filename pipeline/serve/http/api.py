@@ -6,16 +6,23 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import TypedDict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from pipeline.config.serving import TEMPERATURE
 from pipeline.serve.http.auth import AuthMiddleware, tenant_of
 from pipeline.serve.http.errors import (
     ApiError,
+    JsonObject,
     add_error_handlers,
     deadline_error,
     json_response,
@@ -32,8 +39,7 @@ from pipeline.serve.http.openai_requests import (
     parse_chat,
     parse_completion,
 )
-from pipeline.serve.http.openai_responses import ChatFormat, CompletionFormat, CompletionResponse, encode_event
-from pipeline.serve.http.openapi import add_description, body_of
+from pipeline.serve.http.openai_responses import CompletionResponse, encode_event
 from pipeline.serve.http.response_stream import (
     LONG_BYTES,
     ResponseStream,
@@ -48,18 +54,9 @@ from stages.sampling.grammars import Grammar
 from stages.sampling.params import SamplingParams
 
 Parser = Callable[[Mapping[str, object], Limits, SamplingParams], ParsedRequest]
-DEFAULTS = SamplingParams(temperature=1.0)  # as OpenAI's interface and vLLM
+DEFAULTS = SamplingParams(temperature=TEMPERATURE)
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-class ModelEntry(TypedDict):
-    """The model in `/v1/models`."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    max_model_len: int
+REFERENCE = "#/components/schemas/{model}"
 
 
 class ActiveRequests:
@@ -111,36 +108,60 @@ def make_app(
         yield
         completions.close()
 
-    app = FastAPI(openapi_url=None, lifespan=close_after_serving, redirect_slashes=False)
+    app = FastAPI(
+        title="omnidraft",
+        version=_find_version(),
+        lifespan=close_after_serving,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+    )
     app.state.active_requests = active
     app.add_middleware(AuthMiddleware, key=api_key, served=host, metrics=metrics)
     add_error_handlers(app)
     _add_status_endpoints(app, engine, metrics, active)
 
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    # They read the bodies themselves: FastAPI would parse and validate a long one on the event loop.
+    @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def create_completion(request: Request) -> Response:
         return await completions.respond(request, parse_completion)
 
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
         return await completions.respond(request, parse_chat)
 
-    add_description(app)
+    app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
     return app
+
+
+def _find_version() -> str:
+    try:
+        return version("omnidraft")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": REFERENCE.format(model=kind.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    described = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for operation in (operation for path in described["paths"].values() for operation in path.values()):
+        operation["responses"].pop("422", None)  # FastAPI's own; errors here have OpenAI's form
+    kinds: list[Any] = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+    described["components"] = {"schemas": models_json_schema(kinds, ref_template=REFERENCE)[1]["$defs"]}
+    return described
 
 
 def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active: ActiveRequests) -> None:
     started = int(time.time())
 
-    def model_entry() -> ModelEntry:
+    def model_entry() -> JsonObject:
         status = engine.read_status()
-        return {
-            "id": status.model,
-            "object": "model",
-            "created": started,
-            "owned_by": "omnidraft",
-            "max_model_len": status.max_length,
-        }
+        owned = {"object": "model", "created": started, "owned_by": "omnidraft"}
+        return {"id": status.model, **owned, "max_model_len": status.max_length}
 
     @app.get("/v1/models")
     async def list_models() -> Response:
@@ -148,9 +169,11 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
 
     @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
+        if not name:
+            return await list_models()
         entry = model_entry()
         if name != entry["id"]:
-            raise unknown_model_error(name, entry["id"])
+            raise unknown_model_error(name, str(entry["id"]))
         return json_response(entry)
 
     @app.get("/health")
@@ -158,6 +181,10 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
         status = engine.read_status()
         health = "leaving" if active.shutting_down else "ok" if status.ready else "not ready"
         return json_response({"status": health, **asdict(status)}, 200 if health == "ok" else 503)
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return json_response({"version": app.version})
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
@@ -228,9 +255,7 @@ class _Completions:
         arrived: float,
         tenant: str,
     ) -> CompletionResponse:
-        bytes_of = self._engine.decode_token
-        response_format = ChatFormat(bytes_of, parsed.tool_use) if parsed.is_chat else CompletionFormat(bytes_of)
-        request_id = response_format.id_prefix + uuid.uuid4().hex
+        request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
         remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
         if remaining_seconds <= 0:
             raise deadline_error(self._limits.deadline_seconds)
@@ -239,7 +264,8 @@ class _Completions:
         requests = make_generation_requests(parsed, prompts, grammar, request_id, remaining_seconds, tenant)
         stream.submit(self._engine, requests)
         echoes = [request.prompt.text if parsed.echo else "" for request in requests]
-        return CompletionResponse(request_id, response_format, parsed, echoes, self._limits.deadline_seconds)
+        decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
+        return CompletionResponse(request_id, decode_token, parsed, echoes, seconds)
 
 
 class _EventStreamResponse(StreamingResponse):

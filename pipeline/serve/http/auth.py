@@ -15,9 +15,7 @@ OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # health checks and browsers
 class AuthMiddleware:
     """ASGI middleware that refuses requests before their body is read, and counts responses.
 
-    Args:
-        key: that requests must carry, except those for `OPEN_PATHS`; None for none.
-        served: the address that is listened on.
+    Requests must carry the key, if there is one, except those for `OPEN_PATHS`. `served` is the address of the server.
     """
 
     def __init__(self, app: ASGIApp, key: str | None, served: str, metrics: Metrics) -> None:
@@ -29,6 +27,8 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; the server sends no body, since it keeps its own scope
+            scope = {**scope, "method": "GET"}
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":

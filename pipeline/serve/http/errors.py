@@ -19,21 +19,14 @@ from typing_extensions import override
 from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError
 
 VALUE_CHARACTERS = 60  # of a wrong value that a message repeats
-LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0
+LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0  # that are read of a client that is refused
 NO_RETRY = {"x-should-retry": "false"}  # otherwise OpenAI's clients repeat after 5xx, and a slow request stays slow
-
 
 JsonObject = dict[str, object]
 
 
 class ApiError(Exception):
-    """A response other than 200.
-
-    Attributes:
-        status: of HTTP.
-        body: the error object.
-        headers: of the response, in addition to those of every response.
-    """
+    """A response other than 200, with OpenAI's error object and headers in addition to those of every response."""
 
     def __init__(
         self,
@@ -125,18 +118,15 @@ def shutdown_error() -> ApiError:
 
 
 def deadline_error(seconds: float) -> ApiError:
-    """Make a 504 for a response that is incomplete at its deadline.
-
-    The completed part is dropped, because a client could take it for the whole.
-    """
+    """Make a 504 for a response that is incomplete at its deadline, of which no part is sent: it could look whole."""
     message = f"the request must be done within {seconds:g} seconds, but was not; request fewer tokens or a stream"
     return ApiError(504, message, kind="server_error", code="deadline_exceeded", headers=NO_RETRY)
 
 
 def grammar_error() -> ApiError:
     """Make a 400 for a completion that was ended because its grammar takes too much work."""
-    message = f"the completion {GRAMMAR_LIMIT}"
-    return ApiError(400, message, param="response_format", code="grammar_limit_exceeded")
+    code = "grammar_limit_exceeded"
+    return ApiError(400, f"the completion {GRAMMAR_LIMIT}", param="response_format", code=code)
 
 
 def internal_error() -> ApiError:
@@ -168,6 +158,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_routing_error(request: Request, error: HTTPException) -> Response:
+        if request.method == "OPTIONS" and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return Response(status_code=204, headers={"Allow": f"OPTIONS, {(error.headers or {})['Allow']}"})
         return _routing_error(request, error).response()
 
     @app.exception_handler(ClientDisconnect)

@@ -21,33 +21,19 @@ SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on requests. Requests beyond them are refused with an error that names the bound.
+    """Bounds on requests. Requests beyond them are refused with an error that names the bound."""
 
-    Attributes:
-        body_bytes: of one request's body.
-        bodies_bytes: of all bodies together that are being read or tokenised.
-        body_seconds: within which a body must arrive completely.
-        idle_seconds: within which a connection must begin a request, the first one or the next.
-        reader_seconds: a client that reads nothing of its response for so long is disconnected.
-        connections: open at once; beyond them the one that is idle longest is closed.
-        choices: completions of one request: its prompts times `n`.
-        scores: log probabilities of one request: its choices times `max_tokens` times those per token.
-        max_tokens: of one completion; also the default of a chat.
-        deadline_seconds: for a whole request, including the time in the queue.
-        grace_seconds: for which running requests may continue after the start of a shutdown.
-    """
-
-    body_bytes: int = MiB
-    bodies_bytes: int = 64 * MiB
-    body_seconds: float = 30.0
-    idle_seconds: float = 30.0
-    reader_seconds: float = 60.0
-    connections: int = 4096
-    choices: int = 16
-    scores: int = 100_000
-    max_tokens: int = 4096
-    deadline_seconds: float = 300.0
-    grace_seconds: float = GRACE_SECONDS
+    body_bytes: int = MiB  # of one request's body
+    bodies_bytes: int = 64 * MiB  # of all bodies together that are being read or tokenised
+    body_seconds: float = 30.0  # within which a body must arrive completely
+    idle_seconds: float = 30.0  # within which a connection must begin a request, the first one or the next
+    reader_seconds: float = 60.0  # a client that reads nothing of its response for so long is disconnected
+    connections: int = 4096  # open at once; beyond them the one that is idle longest is closed
+    choices: int = 16  # completions of one request: its prompts times `n`
+    scores: int = 100_000  # log probabilities of one request: its choices times `max_tokens` times those per token
+    max_tokens: int = 4096  # of one completion; also the default of a chat
+    deadline_seconds: float = 300.0  # for a whole request, including the time in the queue
+    grace_seconds: float = GRACE_SECONDS  # for which running requests may continue after the start of a shutdown
 
 
 def max_connections(limits: Limits) -> int:

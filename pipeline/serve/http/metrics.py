@@ -15,29 +15,10 @@ from store.events import BlockDone, DraftSource, Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT_BLOCKS = 1024
+LAG = "Completed prompts that the learner has not processed yet."
 # Seconds, as vLLM's.
-FIRST_TOKEN_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-)
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+                       160)  # fmt: skip
 BETWEEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 WHOLE_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 # Names as in vLLM, where vLLM has them.
@@ -45,11 +26,7 @@ REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abor
 
 
 class Metrics:
-    """Counters and histograms of the engine's events and of the requests.
-
-    Args:
-        model: the target's name; a label of every metric, as in vLLM.
-    """
+    """Counters and histograms of the engine's events and of the requests. The target's name is a label of all."""
 
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -77,18 +54,17 @@ class Metrics:
         self._at_position = count("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
 
     def _add_requests(self) -> None:
-        self.first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "Time from a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
-        )
+        count, histogram = self._counter, self._histogram
+        text = "Time from a request's arrival to its first token."
+        self.first_token = histogram("vllm:time_to_first_token_seconds", text, FIRST_TOKEN_BUCKETS)
         text = "Time between two chunks of one completion; a chunk has the tokens of one block."
-        self.between_tokens = self._histogram("vllm:inter_token_latency_seconds", text, BETWEEN_BUCKETS)
-        self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "Duration of a whole completion.", WHOLE_BUCKETS
-        )
-        self._prompts = self._counter("vllm:prompt_tokens", "Prompt tokens of finished completions.")
-        self._generated = self._counter("vllm:generation_tokens", "Target tokens generated.")
-        self._finished = self._counter("vllm:request_success", "Completions, by how they ended.", "finished_reason")
-        self._answers = self._counter("omnidraft:http_responses", "Responses by their HTTP status.", "status")
+        self.between_tokens = histogram("vllm:inter_token_latency_seconds", text, BETWEEN_BUCKETS)
+        text = "Duration of a whole completion."
+        self._whole = histogram("vllm:e2e_request_latency_seconds", text, WHOLE_BUCKETS)
+        self._prompts = count("vllm:prompt_tokens", "Prompt tokens of finished completions.")
+        self._generated = count("vllm:generation_tokens", "Target tokens generated.")
+        self._finished = count("vllm:request_success", "Completions, by how they ended.", "finished_reason")
+        self._answers = count("omnidraft:http_responses", "Responses by their HTTP status.", "status")
 
     def count_event(self, event: Event) -> None:
         """Count an event. Called for every event, on any thread: it takes a few microseconds."""
@@ -175,19 +151,11 @@ class _StatusCollector(Collector):
             "omnidraft:head_version": ("Updates of the head in service.", status.head_version),
             "omnidraft:version_published": ("Newest published version.", status.published_version),
             "omnidraft:learner_alive": ("Whether the learner runs.", status.learner_alive),
-            "omnidraft:learner_lag_prompts": (
-                "Completed prompts that the learner has not processed yet.",
-                status.learner_lag,
-            ),
+            "omnidraft:learner_lag_prompts": (LAG, status.learner_lag),
             "omnidraft:acceptance_rate": (f"Accepted over judged tokens of the drafter model {recently}.", rate),
             "omnidraft:prefix_cache_bytes": ("Size of the prefix cache.", status.prefix_bytes),
             "omnidraft:block_efficiency": (f"Emitted tokens per target pass {recently}.", efficiency),
         }
-        for name, (text, value) in gauges.items():
-            if value is not None:
-                gauge = GaugeMetricFamily(name, text, labels=("model_name",))
-                gauge.add_metric((self._model,), value)
-                yield gauge
         counters = {
             "omnidraft:engine_restarts": ("Restarts of the engine after an error.", status.engine_restarts),
             "omnidraft:learner_restarts": ("Restarts of the learner after an error.", status.learner_restarts),
@@ -196,7 +164,9 @@ class _StatusCollector(Collector):
             "vllm:prefix_cache_hits": ("Prompt tokens copied from the prefix cache.", prefixes.copied_tokens),
             "omnidraft:prefix_cache_prompts": ("Prompts with a prefix that was copied.", prefixes.copied_prompts),
         }
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=("model_name",))
-            counter.add_metric((self._model,), value)
-            yield counter
+        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in values.items():
+                if value is not None:
+                    family = kind(name, text, labels=("model_name",))
+                    family.add_metric((self._model,), value)
+                    yield family

@@ -1,8 +1,8 @@
-"""Validation of requests in OpenAI's form.
+"""Requests in OpenAI's form, validated.
 
-A parameter that is null counts as left out. An unsupported parameter is ignored at its default value and refused at any
-other. An unknown parameter is refused and the nearest name suggested, because ignoring a mistyped parameter would give
-wrong results in silence.
+A parameter that is null counts as left out. An unsupported parameter is ignored at values that have no effect and
+refused at others. An unknown parameter is refused and the nearest name suggested, because ignoring a mistyped parameter
+would give wrong results in silence; only messages, which clients send back with fields of their own, may have more.
 """
 
 import json
@@ -31,7 +31,7 @@ SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
 _NO_TOOL, _NULL_ONLY = ("none", "auto"), ()
-_ANY_VALUE = {"parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
+_ANY_VALUE = {"parallel_tool_calls", "prompt_cache_key", "reasoning_effort", "safety_identifier"}
 _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("audio", "moderation", "prediction", "web_search_options"), _NULL_ONLY),
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), _NULL_ONLY),
@@ -39,10 +39,9 @@ _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
     **dict.fromkeys(("functions", "tools"), ([],)),
     **dict.fromkeys(("function_call", "tool_choice"), _NO_TOOL),
+    **dict.fromkeys(("min_tokens", "priority"), (0,)),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
     "verbosity": ("medium",),
@@ -50,17 +49,24 @@ _IGNORED: dict[str, tuple[object, ...]] = {
 
 
 def _to_stop_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
 def _to_part_list(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+def _to_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Short = Annotated[str, Field(max_length=512)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+Tokens = Annotated[int, Field(ge=-1)]  # -1: as many as are possible
+Seed = Annotated[int, Field(ge=-(1 << 63), le=MASK63), BeforeValidator(_to_integer)]
 
 
 class _Strict(BaseModel):
@@ -91,10 +97,11 @@ class CommonRequest(_Strict):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = []
     response_format: dict[str, object] = {"type": "text"}
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Tokens | None = None
     stop: Annotated[list[StopString], BeforeValidator(_to_stop_list), Field(max_length=MAX_STOPS)] = []
-    seed: int | None = Field(None, ge=-(1 << 63), le=MASK63)
+    seed: Seed | None = None
     n: int = Field(1, ge=1)
+    best_of: int | None = None
     user: Short = ""
     metadata: Annotated[dict[Short, Short], Field(max_length=16)] = {}
     store: bool = True
@@ -106,22 +113,24 @@ class CompletionRequest(CommonRequest):
     prompt: object
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
-    best_of: int | None = None
 
 
-class TextPart(_Strict):
-    """A text part of a message."""
+class TextPart(BaseModel):
+    """A text part of a message; other fields of it are ignored."""
+
+    model_config = STRICT | {"extra": "ignore"}
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Strict):
-    """A message of a conversation. `name` is accepted and ignored: chat templates have no place for it."""
+class ChatMessage(BaseModel):
+    """A message of a conversation. Chat templates have no place for other fields, such as `name`; they are ignored."""
+
+    model_config = STRICT | {"extra": "ignore"}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(_to_part_list), Field(min_length=1, max_length=MAX_PARTS)]
-    name: Short = ""
     tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_TOOLS)] = []
     tool_call_id: Short = ""
 
@@ -132,7 +141,7 @@ class ChatMessage(_Strict):
         if not isinstance(message, dict):
             return message
         kept = {key: value for key, value in message.items() if key == "content" or value not in (None, [], {})}
-        if "tool_calls" in kept and not kept.get("content"):
+        if kept.get("role") == "assistant" and not kept.get("content"):
             kept["content"] = ""
         return kept
 
@@ -158,7 +167,7 @@ class ChatRequest(CommonRequest):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Tokens | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
     tool_choice: object = None
     logprobs: bool = False
@@ -167,26 +176,18 @@ class ChatRequest(CommonRequest):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A validated request with all defaults filled in; its prompts are not yet tokenised.
-
-    Attributes:
-        prompts: texts of a plain completion; empty for a chat.
-        messages: of a chat, as chat templates expect them; empty for a plain completion.
-        sampling: as of `GenerationRequest`.
-        grammar: what the text must follow; None for any text.
-        tool_use: the tools that may be called.
-    """
+    """A validated request with all defaults filled in; its prompts are not yet tokenised."""
 
     model: str
-    prompts: tuple[str, ...]
-    messages: tuple[dict[str, Any], ...]
+    prompts: tuple[str, ...]  # of a plain completion; empty for a chat
+    messages: tuple[dict[str, Any], ...]  # of a chat, as chat templates expect them; empty for a plain completion
     n: int
     sampling: SamplingParams
     store: bool
     echo: bool
     stream: bool
     include_usage: bool
-    grammar: GrammarSource | None
+    grammar: GrammarSource | None  # what the text must follow; None for any text
     tool_use: ToolUse
 
     @property
@@ -198,55 +199,45 @@ class ParsedRequest:
 def parse_completion(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for a plain completion. Raises `ApiError` that names the wrong parameter."""
     request = _validate(CompletionRequest, body)
-    prompts = _prompt_texts(request.prompt)
-    if request.best_of is not None and request.best_of != request.n:
-        raise unsupported_error("best_of", request.best_of, f"n, which is {request.n}")
     if request.echo and request.logprobs is not None:
         raise unsupported_error("echo", True, "false when 'logprobs' is set")
-    return _make_parsed_request(
-        request,
-        limits,
-        defaults,
-        max_tokens=request.max_tokens or min(COMPLETION_TOKENS, limits.max_tokens),
-        prompts=prompts,
-        logprobs=request.logprobs,
-        echo=request.echo,
-    )
+    most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    prompts = _prompt_texts(request.prompt)
+    return _parse(request, limits, defaults, most, request.logprobs, prompts=prompts, echo=request.echo)
 
 
 def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for the next message of a conversation. Raises `ApiError` as `parse_completion`."""
     request = _validate(ChatRequest, body)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise wrong_value_error("top_logprobs", "come with 'logprobs': true", request.top_logprobs)
-    both = (request.max_completion_tokens, request.max_tokens)
-    if None not in both and both[0] != both[1]:
-        raise wrong_value_error("max_tokens", "equal 'max_completion_tokens' where both are given", both[1])
+    given = {request.max_completion_tokens, request.max_tokens} - {None}
+    if len(given) > 1:
+        must = "equal 'max_completion_tokens' where both are given"
+        raise wrong_value_error("max_tokens", must, request.max_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     messages = tuple(message.for_template() for message in request.messages)
-    return _make_parsed_request(
-        request,
-        limits,
-        defaults,
-        max_tokens=both[0] or both[1] or limits.max_tokens,
-        messages=messages,
-        logprobs=logprobs,
-        tool_use=read_tool_use(request.tools, request.tool_choice),
-    )
+    tool_use = read_tool_use(request.tools, request.tool_choice)
+    most = given.pop() if given else -1
+    return _parse(request, limits, defaults, most, logprobs, messages=messages, tool_use=tool_use)
 
 
-def _make_parsed_request(
+def _parse(
     request: CommonRequest,
     limits: Limits,
     defaults: SamplingParams,
-    *,
-    max_tokens: int,
+    max_tokens: int | None,
     logprobs: int | None,
+    *,
     prompts: tuple[str, ...] = (),
     messages: tuple[dict[str, Any], ...] = (),
     echo: bool = False,
     tool_use: ToolUse = NO_TOOLS,
 ) -> ParsedRequest:
+    if max_tokens == 0:
+        raise wrong_value_error("max_tokens", "be at least 1, or -1 for as many as are possible", 0)
+    if max_tokens is None or not 0 < max_tokens <= limits.max_tokens:
+        max_tokens = limits.max_tokens
     _check_bounds(request, max_tokens, len(prompts) or 1, logprobs, limits)
     return ParsedRequest(
         model=request.model,
@@ -261,20 +252,6 @@ def _make_parsed_request(
         grammar=_grammar_source(request, tool_use),
         tool_use=tool_use,
     )
-
-
-def _grammar_source(request: CommonRequest, tool_use: ToolUse) -> GrammarSource | None:
-    try:
-        source = GrammarSource.from_response_format(request.response_format)
-    except ConfigError as error:
-        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
-    call = tool_use.make_grammar()
-    if source and call:
-        raise wrong_value_error("response_format", "be text where a tool must be called", request.response_format)
-    if (source or call) and request.ignore_eos:
-        must = "be false with a 'response_format' or a demanded tool, which end by themselves"
-        raise wrong_value_error("ignore_eos", must, got=True)
-    return source or call
 
 
 def _sampling_params(
@@ -292,20 +269,31 @@ def _sampling_params(
     return replace(defaults, **given)
 
 
+def _grammar_source(request: CommonRequest, tool_use: ToolUse) -> GrammarSource | None:
+    try:
+        source = GrammarSource.from_response_format(request.response_format)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
+    call = tool_use.make_grammar()
+    if source and call:
+        raise wrong_value_error("response_format", "be text where a tool must be called", request.response_format)
+    if (source or call) and request.ignore_eos:
+        must = "be false with a 'response_format' or a demanded tool, which end by themselves"
+        raise wrong_value_error("ignore_eos", must, got=True)
+    return source or call
+
+
 def _token_id(key: str) -> int:
-    """The token id that is a key of a JSON object."""
     if not re.fullmatch("0|[1-9][0-9]{0,8}", key):
         raise wrong_value_error("logit_bias", "have token ids as names", key)
     return int(key)
 
 
 def _check_bounds(request: CommonRequest, max_tokens: int, prompts: int, logprobs: int | None, limits: Limits) -> None:
-    if max_tokens > limits.max_tokens:
-        raise wrong_value_error("max_tokens", f"be at most {limits.max_tokens}", max_tokens)
+    if request.best_of not in (None, 1, request.n):
+        raise unsupported_error("best_of", request.best_of, f"n, which is {request.n}")
     if request.n * prompts > limits.choices:
         raise wrong_value_error("n", f"times the number of prompts ({prompts}) be at most {limits.choices}", request.n)
-    if request.stream_options is not None and not request.stream:
-        raise wrong_value_error("stream_options", "come with 'stream': true", request.stream_options.model_dump())
     tokens = request.n * prompts * max_tokens
     if logprobs is not None and tokens * (logprobs + 1) > limits.scores:
         must = f"be so few that these and one more for each of {tokens} tokens are at most {limits.scores}"
@@ -324,25 +312,20 @@ Model = TypeVar("Model", bound=CommonRequest)
 
 
 def _validate(kind: type[Model], body: Mapping[str, object]) -> Model:
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name in [name for name in fields if name not in kind.model_fields]:
-        value = fields.pop(name)
-        if name in _ANY_VALUE:
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name in kind.model_fields or name in _ANY_VALUE:
             continue
         if (allowed := _IGNORED.get(name)) is None:
-            raise _unknown_parameter_error(name, kind)
+            near = get_close_matches(name[:64], kind.model_fields, 1)
+            message = f"unknown parameter {format_value(name)}" + (f"; did you mean '{near[0]}'?" if near else "")
+            raise ApiError(400, message, param=name[:64], code="unknown_parameter")
         if value not in allowed:
             raise unsupported_error(name, value, json.dumps(allowed[0]) if allowed else "null")
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate({name: value for name, value in given.items() if name in kind.model_fields})
     except ValidationError as error:
         raise _first_error(error) from None
-
-
-def _unknown_parameter_error(name: str, kind: type[BaseModel]) -> ApiError:
-    near = get_close_matches(name[:64], kind.model_fields, 1)
-    meant = f"; did you mean '{near[0]}'?" if near else ""
-    return ApiError(400, f"unknown parameter {format_value(name)}{meant}", param=name[:64], code="unknown_parameter")
 
 
 def _first_error(error: ValidationError) -> ApiError:

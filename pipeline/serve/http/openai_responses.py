@@ -2,15 +2,10 @@
 
 import codecs
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-from typing_extensions import override
 
 from pipeline.serve.http.errors import (
-    ApiError,
     JsonObject,
     deadline_error,
     encode_json,
@@ -20,13 +15,13 @@ from pipeline.serve.http.errors import (
 )
 from pipeline.serve.http.openai_requests import ParsedRequest
 from pipeline.serve.http.response_stream import ChoiceChunk
-from pipeline.serve.http.tool_calls import NO_TOOLS, CallReader, ToolUse, describe_message
+from pipeline.serve.http.tool_calls import CallReader, describe_message
 from pipeline.serve.messages import Chunk, Finish, Usage
 from stages.sampling.logprobs import TokenLogprobs
 
 SCORE_BYTES = 80  # of a log probability in a response
 MIN_LOGPROB = -9999.0  # of a probability of zero in OpenAI's interface
-INCOMPLETE = {Finish.CANCELLED, Finish.DEADLINE, Finish.GRAMMAR, Finish.FAILED}
+PLAIN = ("text_completion", "text_completion")
 BytesOf = Callable[[int], bytes]  # of a token
 
 
@@ -70,90 +65,12 @@ class OffsetTracker:
 
 @dataclass(frozen=True)
 class ChoicePart:
-    """A choice, or the new part of one. `scored` is None when no log probabilities were requested."""
+    """A choice, or the new part of one."""
 
     index: int
     text: str
-    scored: Sequence[ScoredToken] | None
+    scored: Sequence[ScoredToken] | None  # None when no log probabilities were requested
     finish: Finish | None
-
-
-class ResponseFormat(ABC):
-    """Format of one of the two kinds of completions."""
-
-    id_prefix: ClassVar[str]
-    whole_object: ClassVar[str]
-    part_object: ClassVar[str]
-
-    def __init__(self, bytes_of: BytesOf) -> None:
-        self.bytes_of = bytes_of
-
-    @abstractmethod
-    def format_choice(self, part: ChoicePart) -> JsonObject:
-        """Format a finished choice."""
-
-    @abstractmethod
-    def format_opening(self, index: int, echo: str) -> JsonObject | None:
-        """Format the first event of a choice's stream; None if there is none."""
-
-    @abstractmethod
-    def format_part(self, part: ChoicePart) -> JsonObject:
-        """Format the new part of a choice."""
-
-
-class CompletionFormat(ResponseFormat):
-    """Response format of `/v1/completions`."""
-
-    id_prefix, whole_object, part_object = "cmpl-", "text_completion", "text_completion"
-
-    @override
-    def format_choice(self, part: ChoicePart) -> JsonObject:
-        return self.format_part(part)
-
-    @override
-    def format_opening(self, index: int, echo: str) -> JsonObject | None:
-        return self.format_part(ChoicePart(index, echo, None, None)) if echo else None
-
-    @override
-    def format_part(self, part: ChoicePart) -> JsonObject:
-        logprobs = None if part.scored is None else _completion_logprobs(part.scored, self.bytes_of)
-        return {"index": part.index, "text": part.text, "logprobs": logprobs, "finish_reason": part.finish}
-
-
-class ChatFormat(ResponseFormat):
-    """Response format of `/v1/chat/completions`."""
-
-    id_prefix, whole_object, part_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, bytes_of: BytesOf, tool_use: ToolUse = NO_TOOLS) -> None:
-        super().__init__(bytes_of)
-        self._tool_use = tool_use
-        self._readers: dict[int, CallReader] = {}  # of the choices of a stream
-
-    @override
-    def format_choice(self, part: ChoicePart) -> JsonObject:
-        message, calls = describe_message(part.text, self._tool_use)
-        return self._format(part, calls, message=message)
-
-    @override
-    def format_opening(self, index: int, echo: str) -> JsonObject | None:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._format(ChoicePart(index, "", None, None), delta=delta)
-
-    @override
-    def format_part(self, part: ChoicePart) -> JsonObject:
-        reader = self._readers.setdefault(part.index, CallReader(self._tool_use))
-        before = reader.count
-        content, calls = reader.push(part.text, last=part.finish is not None)
-        delta: JsonObject = {"content": content} if content or (part.finish is None and not calls) else {}
-        if calls:
-            delta["tool_calls"] = [call.describe(index) for index, call in enumerate(calls, before)]
-        return self._format(part, reader.count, delta=delta)
-
-    def _format(self, part: ChoicePart, calls: int = 0, **content: object) -> JsonObject:
-        logprobs = None if part.scored is None else _chat_logprobs(part.scored, self.bytes_of)
-        finish = "tool_calls" if calls and part.finish is Finish.STOP else part.finish
-        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": finish}
 
 
 @dataclass
@@ -161,11 +78,13 @@ class _Choice:
     """The text and log probabilities of a choice so far."""
 
     index: int
-    echo: str
+    echo: str  # the prompt that is repeated before it, or ""
     offsets: OffsetTracker | None
+    calls: CallReader  # of its stream
     text: list[str] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     finish: Finish | None = None
+    usage: Usage | None = None
 
     def add_chunk(self, chunk: Chunk) -> ChoicePart:
         scored = None
@@ -174,7 +93,7 @@ class _Choice:
             scored = self.offsets.add_chunk(chunk.logprobs, chunk.text, last, stopped)
             self.scored += scored
         self.text.append(chunk.text)
-        self.finish = chunk.finish
+        self.finish, self.usage = chunk.finish, chunk.usage
         return ChoicePart(self.index, chunk.text, scored, chunk.finish)
 
     @property
@@ -190,50 +109,38 @@ class _Choice:
 class CompletionResponse:
     """The response to one request: collects the chunks of its choices and formats them.
 
-    Args:
-        request_id: id of the response.
-        response_format: format of plain completions or of chats.
-        parsed: the request.
-        echoes: for each choice the prompt that is repeated before it, or "".
-        deadline_seconds: for error messages.
+    `echoes` holds for each choice the prompt that is repeated before it, or ""; the deadline is for error messages.
     """
 
     def __init__(
-        self,
-        request_id: str,
-        response_format: ResponseFormat,
-        parsed: ParsedRequest,
-        echoes: Sequence[str],
-        deadline_seconds: float,
+        self, request_id: str, bytes_of: BytesOf, parsed: ParsedRequest, echoes: Sequence[str], deadline_seconds: float
     ) -> None:
-        self._format, self._parsed, self._deadline_seconds = response_format, parsed, deadline_seconds
-        self._usages: dict[int, Usage] = {}
+        self._bytes_of, self._parsed, self._deadline_seconds = bytes_of, parsed, deadline_seconds
+        self._whole, self._part = ("chat.completion", "chat.completion.chunk") if parsed.is_chat else PLAIN
         self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.model}
-        offsets = [
-            None if parsed.sampling.logprobs is None else OffsetTracker(response_format.bytes_of, len(echo))
-            for echo in echoes
+        scores = parsed.sampling.logprobs is not None
+        self._choices = [
+            _Choice(index, echo, OffsetTracker(bytes_of, len(echo)) if scores else None, CallReader(parsed.tool_use))
+            for index, echo in enumerate(echoes)
         ]
-        self._choices = list(map(_Choice, range(len(echoes)), echoes, offsets))
 
     def add_chunk(self, index: int, chunk: Chunk) -> ChoicePart:
         """Add a chunk to a choice and return the new part. Raises `ApiError` if the choice ended incomplete."""
-        if chunk.finish in INCOMPLETE:
-            raise self._make_error(chunk.finish)
-        if chunk.usage is not None:
-            self._usages[index] = chunk.usage
+        match chunk.finish:
+            case Finish.DEADLINE:
+                raise deadline_error(self._deadline_seconds)
+            case Finish.GRAMMAR:
+                raise grammar_error()
+            case Finish.CANCELLED:
+                raise shutdown_error()
+            case Finish.FAILED:
+                raise internal_error()
         return self._choices[index].add_chunk(chunk)
-
-    def _make_error(self, finish: Finish) -> ApiError:
-        if finish is Finish.DEADLINE:
-            return deadline_error(self._deadline_seconds)
-        if finish is Finish.GRAMMAR:
-            return grammar_error()
-        return shutdown_error() if finish is Finish.CANCELLED else internal_error()
 
     def format_whole(self) -> JsonObject:
         """Format the response to a request that does not stream."""
-        choices = [self._format.format_choice(choice.join()) for choice in self._choices]
-        return {**self._head, "object": self._format.whole_object, "choices": choices, "usage": self._sum_usage()}
+        choices = [self._format_choice(choice.join()) for choice in self._choices]
+        return {**self._head, "object": self._whole, "choices": choices, "usage": self._sum_usage()}
 
     def estimate_bytes(self) -> int:
         """Estimate the size of the whole response in bytes."""
@@ -241,15 +148,20 @@ class CompletionResponse:
 
     def encode_opening(self) -> bytes:
         """Encode the first events of a stream."""
-        openings = [self._format.format_opening(choice.index, choice.echo) for choice in self._choices]
-        return b"".join(self._encode_event([opening]) for opening in openings if opening is not None)
+        if self._parsed.is_chat:
+            delta: JsonObject = {"role": "assistant", "content": "", "refusal": None}
+            openings = [self._format(ChoicePart(one.index, "", None, None), {"delta": delta}) for one in self._choices]
+        else:
+            echoed = [ChoicePart(one.index, one.echo, None, None) for one in self._choices if one.echo]
+            openings = [self._format(part, {"text": part.text}) for part in echoed]
+        return b"".join(self._encode_event([opening]) for opening in openings)
 
     def encode_chunks(self, chunks: Iterable[ChoiceChunk]) -> Iterator[bytes]:
         """Encode chunks as events. Raises `ApiError` as `add_chunk`, after the events before."""
         for index, chunk in chunks:
             part = self.add_chunk(index, chunk)
             if part.text or part.scored or part.finish is not None:
-                yield self._encode_event([self._format.format_part(part)])
+                yield self._encode_event([self._format_part(part)])
 
     def encode_closing(self) -> bytes:
         """Encode the last events of a stream."""
@@ -257,14 +169,39 @@ class CompletionResponse:
         return usage + b"data: [DONE]\n\n"
 
     def _encode_event(self, choices: Sequence[JsonObject], usage: JsonObject | None = None) -> bytes:
-        body = {**self._head, "object": self._format.part_object, "choices": choices}
+        body = {**self._head, "object": self._part, "choices": choices}
         if self._parsed.include_usage:
             body["usage"] = usage
         return encode_event(body)
 
+    def _format_choice(self, part: ChoicePart) -> JsonObject:
+        """Format a finished choice."""
+        if not self._parsed.is_chat:
+            return self._format(part, {"text": part.text})
+        message, calls = describe_message(part.text, self._parsed.tool_use)
+        return self._format(part, {"message": message}, calls)
+
+    def _format_part(self, part: ChoicePart) -> JsonObject:
+        """Format the new part of a choice."""
+        if not self._parsed.is_chat:
+            return self._format(part, {"text": part.text})
+        reader = self._choices[part.index].calls
+        before = reader.count
+        content, calls = reader.push(part.text, last=part.finish is not None)
+        delta: JsonObject = {"content": content} if content or (part.finish is None and not calls) else {}
+        if calls:
+            delta["tool_calls"] = [call.describe(index) for index, call in enumerate(calls, before)]
+        return self._format(part, {"delta": delta}, reader.count)
+
+    def _format(self, part: ChoicePart, content: JsonObject, calls: int = 0) -> JsonObject:
+        scores = _chat_logprobs if self._parsed.is_chat else _completion_logprobs
+        logprobs = None if part.scored is None else scores(part.scored, self._bytes_of)
+        finish = "tool_calls" if calls and part.finish is Finish.STOP else part.finish
+        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": finish}
+
     def _sum_usage(self) -> JsonObject:
         """Sum the tokens of all choices; a prompt counts once, regardless of its number of choices."""
-        usages = [self._usages[index] for index in sorted(self._usages)]
+        usages = [choice.usage for choice in self._choices if choice.usage]
         prompt = sum(usage.prompt for usage in usages[:: self._parsed.n])
         emitted, accepted = sum(usage.emitted for usage in usages), sum(usage.accepted for usage in usages)
         drafted, blocks = sum(usage.drafted for usage in usages), sum(usage.blocks for usage in usages)

@@ -138,11 +138,7 @@ def make_generation_requests(
 
 
 class ResponseStream:
-    """Merges the chunks of all choices of one HTTP request.
-
-    Args:
-        arrived: `time.perf_counter` at the arrival of the request.
-    """
+    """Merges the chunks of all choices of one HTTP request, which arrived at a time of `time.perf_counter`."""
 
     def __init__(self, metrics: Metrics, arrived: float) -> None:
         self._metrics, self._arrived = metrics, arrived
@@ -207,11 +203,7 @@ class ResponseStream:
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Await some work and return its result. The work is cancelled when the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
+    """Await some work and return its result. Raises `ClientDisconnect`, and cancels it, when the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:

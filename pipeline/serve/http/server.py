@@ -195,13 +195,13 @@ def serve(
     has_key: bool,
     failed: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; returns after the running requests, or after the grace time.
+    """Serve until SIGTERM or SIGINT, or until it `failed`; returns after the running requests or the grace time.
 
     Args:
         app: the application from `make_app`.
         listener: a socket from `listen`; it is closed.
         has_key: whether requests need a key. Without one, other machines should not reach the server.
-        failed: whether nothing will be served any more, so that the server ends.
+        failed: whether nothing will be served any more.
     """
     if warning := exposure_warning(listener.getsockname()[0], has_key):
         LOG.warning("warning: %s", warning)
