@@ -36,12 +36,8 @@ class Finish(StrEnum):
 
 
 class BusyError(Exception):
-    """Raised by `Engine.submit` when the queue is full or the server is shutting down.
-
-    Attributes:
-        retry_after: seconds after which the client should try again.
-        shutting_down: whether the server is shutting down.
-        restarting: whether the engine is restarted after an error.
+    """Raised by `Engine.submit`: the queue is full, the server is shutting down, or the engine is restarted after an
+    error. The client should try again after so many seconds.
     """
 
     def __init__(self, reason: str, retry_after: int, *, shutting_down: bool = False, restarting: bool = False) -> None:
@@ -64,66 +60,42 @@ class EncodedPrompt:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Request for one completion.
+    """Request for one completion."""
 
-    Attributes:
-        request_id: id of the HTTP request, unique. The prompt's id in the log; choice i > 0 adds `#i`.
-        prompt: the text to complete.
-        sampling: how it is drawn and when it ends.
-        store: whether its text may be logged and learned from.
-        timeout_seconds: time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit.
-        choice: index among the choices of its HTTP request; part of the seed.
-        tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
-        grammar: what its text must follow; None for any text.
-        markers: names of special tokens that are part of its text; the target may have none of these tokens.
-    """
-
-    request_id: str
-    prompt: EncodedPrompt
-    sampling: SamplingParams
-    store: bool = True
+    request_id: str  # id of the HTTP request, unique. The prompt's id in the log; choice i > 0 adds `#i`
+    prompt: EncodedPrompt  # the text to complete
+    sampling: SamplingParams  # how it is drawn and when it ends
+    store: bool = True  # whether its text may be logged and learned from
+    # time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit
     timeout_seconds: float | None = None
-    choice: int = 0
+    choice: int = 0  # index among the choices of its HTTP request; part of the seed
+    # whose request it is: the API key of its client. The memory shows nothing of one tenant to another
     tenant: str = ""
-    grammar: Grammar | None = None
+    grammar: Grammar | None = None  # what its text must follow; None for any text
+    # names of special tokens that are part of its text; the target may have none of these tokens
     markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Counters of one completion.
+    """Counters of one completion."""
 
-    Attributes:
-        prompt, emitted: target tokens.
-        blocks: target passes in which it took part.
-        drafted: pieces by the model, and candidates of trees.
-        accepted: target tokens that were proposed and accepted.
-    """
-
-    prompt: int
-    emitted: int
-    blocks: int
-    drafted: int
-    accepted: int
+    prompt: int  # target tokens
+    emitted: int  # target tokens
+    blocks: int  # target passes in which it took part
+    drafted: int  # pieces by the model, and candidates of trees
+    accepted: int  # target tokens that were proposed and accepted
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """New part of a completion.
+    """New part of a completion."""
 
-    Attributes:
-        text: characters that are final. A possible start of a stop string and half a character are held back.
-        tokens: target ids of the block, including those whose text is held back or never shown.
-        logprobs: of these tokens, if requested.
-        finish: None while more chunks follow; a chunk with a finish is the last.
-        usage: given with the finish.
-    """
-
-    text: str
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish: Finish | None = None
-    usage: Usage | None = None
+    text: str  # characters that are final. A possible start of a stop string and half a character are held back
+    tokens: tuple[int, ...] = ()  # target ids of the block, including those whose text is held back or never shown
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, if requested; a token that ended the sequence has none
+    finish: Finish | None = None  # None while more chunks follow; a chunk with a finish is the last
+    usage: Usage | None = None  # given with the finish
 
 
 ChunkListener = Callable[[Chunk], None]  # called on the engine's thread; must return at once and never raise
@@ -131,38 +103,23 @@ ChunkListener = Callable[[Chunk], None]  # called on the engine's thread; must r
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """State of the engine. All values are plain numbers or text, read without locking.
+    """State of the engine. All values are plain numbers or text, read without locking."""
 
-    Attributes:
-        model: the target's name, as `/v1/models` lists it.
-        ready: whether requests are accepted.
-        running, waiting: requests that are decoded, and in the queue.
-        drafter_version, head_version: updates in service.
-        published_version: of the newest version folder; None before the first.
-        learner_lag: completed prompts that the learner has not processed yet.
-        learner_dropped: completed prompts that it never processes, because its queue was full.
-        learner_alive: None where nothing learns.
-        max_length: longest prompt and completion together, in target tokens.
-        prefixes: what the prefix cache was good for.
-        prefix_bytes: its size in bytes.
-        engine_restarts, learner_restarts: how often each was started again after it had ended by itself.
-    """
-
-    model: str
-    ready: bool
-    running: int
-    waiting: int
-    drafter_version: int
-    head_version: int
-    published_version: int | None
-    learner_lag: int
-    learner_dropped: int
-    learner_alive: bool | None
-    max_length: int
-    prefixes: PrefixCounts = NO_PREFIXES
-    prefix_bytes: int = 0
-    engine_restarts: int = 0
-    learner_restarts: int = 0
+    model: str  # the target's name, as `/v1/models` lists it
+    ready: bool  # whether requests are accepted
+    running: int  # requests that are decoded
+    waiting: int  # requests in the queue
+    drafter_version: int  # updates of the drafter in service
+    head_version: int  # updates of the head in service
+    published_version: int | None  # of the newest version folder; None before the first
+    learner_lag: int  # completed prompts that the learner has not processed yet
+    learner_dropped: int  # completed prompts that it never processes, because its queue was full
+    learner_alive: bool | None  # None where nothing learns
+    max_length: int  # longest prompt and completion together, in target tokens
+    prefixes: PrefixCounts = NO_PREFIXES  # what the prefix cache was good for
+    prefix_bytes: int = 0  # its size in bytes
+    engine_restarts: int = 0  # how often it was started again after it had ended by itself
+    learner_restarts: int = 0  # the same of the learner
 
 
 class Engine(Protocol):

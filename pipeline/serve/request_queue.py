@@ -18,6 +18,7 @@ from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, Gen
 from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
 from stages.sampling.grammars import GrammarTransform
+from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -32,24 +33,16 @@ SEED_COUNT = 1 << 63
 
 @dataclass
 class PendingRequest:
-    """A request that has not finished: queued or being decoded.
-
-    Attributes:
-        deadline: time at which it must end, by the queue's clock.
-        offset: of its prompt in the stream; -1 while it is queued.
-        early_finish: reason to end it early, once there is one.
-        sequence: its state in the loop; None while it is queued.
-        grammar: one of the sequence's transforms.
-    """
+    """A request that has not finished: queued or being decoded."""
 
     request: GenerationRequest
     listener: ChunkListener
-    deadline: float
+    deadline: float  # time at which it must end, by the queue's clock
     text_stream: TextStream[int]
-    offset: int = -1
-    early_finish: Finish | None = None
-    sequence: SequenceState | None = None
-    grammar: GrammarTransform | None = None
+    offset: int = -1  # of its prompt in the stream; -1 while it is queued
+    early_finish: Finish | None = None  # reason to end it early, once there is one
+    sequence: SequenceState | None = None  # its state in the loop; None while it is queued
+    grammar: GrammarTransform | None = None  # one of the sequence's transforms
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -72,15 +65,21 @@ class PendingRequest:
         self.drafted += len(draft.tree.candidates) if draft.tree else len(draft.pieces)
         self.accepted += verdict.accepted
         self.emitted = row.emitted
-        text = self.text_stream.push(shown_tokens(row, verdict.emitted))
+        shown = shown_tokens(row, verdict.emitted)
+        text = self.text_stream.push(shown)
         if row.finish and self.grammar and self.grammar.has_failed(row.emitted):
             row.finish = Finish.GRAMMAR.value
-        self.emit(text, verdict, Finish(row.finish) if row.finish else None)
+        logprobs = verdict.logprobs[: len(shown)]
+        self.emit(text, Finish(row.finish) if row.finish else None, verdict.emitted, logprobs)
 
-    def emit(self, text: str, verdict: Verdict | None, finish: Finish | None) -> None:
+    def emit(
+        self,
+        text: str,
+        finish: Finish | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> None:
         """Pass one chunk to the listener. With a finish it is the last chunk."""
-        tokens = verdict.emitted if verdict else ()
-        logprobs = verdict.logprobs if verdict else ()
         usage = None
         if finish:
             text += self.text_stream.close()
@@ -195,7 +194,7 @@ class RequestQueue(Iterator[PromptReceived]):
                     pending.offset, self.next_offset = self.next_offset, self.next_offset + 1
                     self._running[pending.offset] = pending
             if early:
-                pending.emit("", None, early)
+                pending.emit("", early)
                 continue
             self._prefilled += pending.prompt_tokens
             return self._make_prompt(pending)
@@ -257,7 +256,7 @@ class RequestQueue(Iterator[PromptReceived]):
             for pending in expired:
                 self._waiting.remove(pending)
         for pending in expired:
-            pending.emit("", None, pending.early_finish or Finish.DEADLINE)
+            pending.emit("", pending.early_finish or Finish.DEADLINE)
         for pending in self._running.values():
             if now >= pending.deadline:
                 pending.early_finish = pending.early_finish or Finish.DEADLINE
@@ -267,7 +266,7 @@ class RequestQueue(Iterator[PromptReceived]):
         """Finish a running request whose sequence was ended early."""
         pending = self._running[offset]
         self._remove(pending)
-        pending.emit("", None, finish)
+        pending.emit("", finish)
 
     def finish_all(self, finish: Finish) -> None:
         """Close the queue and finish all requests, because nothing decodes them any more."""
@@ -277,7 +276,7 @@ class RequestQueue(Iterator[PromptReceived]):
             self._running.clear()
             self._waiting.clear()
         for pending in unfinished:
-            pending.emit("", None, finish)
+            pending.emit("", finish)
 
     def cancel_all(self) -> None:
         """Cancel all requests, as if every client had disconnected. They end within one block."""

@@ -77,15 +77,10 @@ def start_learner(
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Last commits of an earlier server of the same run and of its learner.
+    """Last commits of an earlier server of the same run and of its learner."""
 
-    Attributes:
-        state: of the server; None if it had committed nothing.
-        learner: checkpoint of the learner; None if nothing had learned.
-    """
-
-    state: State | None
-    learner: LearnerCheckpoint | None
+    state: State | None  # of the server; None if it had committed nothing
+    learner: LearnerCheckpoint | None  # checkpoint of the learner; None if nothing had learned
 
 
 def build_engine(

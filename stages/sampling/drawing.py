@@ -25,17 +25,13 @@ CERTAIN = (1.0,)  # the distribution of an outcome that has no alternative
 class RowDistributions:
     """The target's distributions at the places of a row.
 
-    Attributes:
-        probs_MV: its probabilities.
-        certain: the only possible token of each place, in greedy decoding; None if there may be several.
-
     >>> greedy = RowDistributions(torch.eye(3)[[2, 0]], certain=[2, 0])
     >>> greedy.find_chances([0, 1], [2, 2])
     [1.0, 0.0]
     """
 
     probs_MV: Tensor
-    certain: Sequence[int] | None = None
+    certain: Sequence[int] | None = None  # the only possible token of each place, in greedy decoding
 
     def find_chances(self, places: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Return the probability of a token at each of some places."""

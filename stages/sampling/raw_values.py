@@ -16,17 +16,13 @@ from stages.engine.compiled.lines.token_values import read_token_values
 
 
 class RawValues(NamedTuple):
-    """Raw values of a rejected token.
+    """Raw values of a rejected token."""
 
-    Attributes:
-        proposed, emitted: probabilities of the proposed and of the emitted token; None for a token that is not there,
-            or whose probability is not known.
-        entropy: of the whole distribution, in nats; None if it is not known.
-    """
-
+    # proposed, emitted: probabilities of the proposed and of the emitted token; None for a token that is not there,
+    # or whose probability is not known
     proposed: float | None
     emitted: float | None
-    entropy: float | None
+    entropy: float | None  # of the whole distribution, in nats; None if it is not known
 
 
 class RejectedPlace(NamedTuple):

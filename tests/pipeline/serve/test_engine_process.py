@@ -81,7 +81,7 @@ def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: 
             assert listener.tokens == greedy_generate(tiny_pair, prompt)
         ruled = submit_prompt(engine, TEXT, grammar=engine.compile_grammar(schema), logprobs=1)
         assert json.loads(ruled.text) in ("yes", "no")
-        assert [len(chunk.logprobs) for chunk in ruled.chunks] == [len(chunk.tokens) for chunk in ruled.chunks]
+        assert sum(len(chunk.logprobs) for chunk in ruled.chunks) == len(ruled.tokens) - 1, "all but the end"
         with pytest.raises(ConfigError):
             engine.compile_grammar(GrammarSource("grammar", "start: nothing"))
         with pytest.raises(UnfitPromptError, match="a prompt must have 1 to"):

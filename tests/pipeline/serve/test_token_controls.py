@@ -82,9 +82,11 @@ def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tin
     text = texts(700, 701)[0]
     whole, vocabulary = greedy_generate(tiny_pair, text), load_pair(tiny_pair).target_vocabulary
     stop = whole[5]
-    listener = submit_prompt(server.engine, text, sampling=SamplingParams(stop_token_ids=(stop,)))
+    listener = submit_prompt(server.engine, text, sampling=SamplingParams(stop_token_ids=(stop,), logprobs=0))
     assert (listener.finish, listener.tokens) == (Finish.STOP, whole[: whole.index(stop) + 1])
     assert listener.text == vocabulary.decode(list(listener.tokens[:-1]))
+    scored = [one.token for chunk in listener.chunks for one in chunk.logprobs]
+    assert scored == list(listener.tokens[:-1]), "also where the token ends inside of a character"
 
 
 def test_an_ignored_end_of_sequence_is_followed_by_more(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
