@@ -22,8 +22,8 @@ from stages.engine.compiled.packing import PackedMatrix
 from stages.engine.compiled.products import COLUMNS
 from stages.engine.compiled.program import CompiledSteps, Integers
 from stages.engine.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
-from stages.engine.forward_pass.attention_masks import find_branching_paths, find_positions
-from stages.engine.forward_pass.slot_forward import SlotForward, wanted_places
+from stages.engine.forward_pass.forward_batch import ForwardBatch
+from stages.engine.forward_pass.slot_forward import SlotForward
 from stages.engine.quantisation.groups import GROUP
 
 HEAD_STEPS = 2  # the last norm and the output layer, left out where no logits are wanted
@@ -60,24 +60,13 @@ class CompiledLlamaForward(SlotForward):
         self._lots[source], self._lots[destination] = theirs, ours
 
     @override
-    def __call__(
-        self,
-        first: int,
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        output, ids, kept = self._pack_output(), list(chain(*tokens)), wanted_places(tokens, wanted)
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        output, ids, kept = self._pack_output(), list(chain(*batch.tokens)), batch.wanted_tokens
         steps = self.weights.compile(output)
         buffers = self._reserve_buffers(len(ids))
         table = self._write_table(steps, output, buffers)
-        paths = find_branching_paths(parents)
-        lines = _Lines(kept)
-        begins = [self._begin(first + row) for row in range(len(tokens))]
-        lines.place_tokens(begins, tokens, starts, paths, self.weights.window)
+        begins = [self._begin(batch.first + row) for row in range(len(batch.tokens))]
+        lines = _Lines(batch, begins, self.weights.window)
         numbers, header = lines.make_header(self.weights.rotation_tables(self._capacity), buffers)
         states = buffers.states[: len(ids)]
         states[:] = self.weights.embeddings[ids]
@@ -90,7 +79,7 @@ class CompiledLlamaForward(SlotForward):
         if output.padded != output.outputs:
             logits_NV = logits_NV[:, : output.outputs]
         logits_NV = self._place_logits(self._limit_logits(logits_NV))
-        return logits_NV, buffers.read_inputs(len(kept), output) if hidden else logits_NV
+        return logits_NV, buffers.read_inputs(len(kept), output) if batch.hidden else logits_NV
 
     def _limit_logits(self, logits_NV: Tensor) -> Tensor:
         cap = self.weights.logit_cap
@@ -259,48 +248,29 @@ def _address(tensor: Tensor | None) -> int:
 
 
 class _Lines:
-    """Collects the integers of a pass, so that one array is made of all: positions, slots, wanted rows, keys.
+    """The integers of a pass, of which one array is made: positions, slots, wanted rows, keys.
 
     Args:
-        kept: indices of the new tokens whose logits are wanted.
+        batch: of the pass.
+        begins: the first slot of each of its rows.
+        window: number of tokens that sliding layers attend to.
     """
 
-    def __init__(self, kept: list[int]) -> None:
-        self._kept = kept
-        self._positions: list[int] = []
+    def __init__(self, batch: ForwardBatch, begins: Sequence[int], window: int | None) -> None:
+        self._wanted = batch.wanted_tokens
+        self._positions = list(chain(*batch.positions))
         self._slots: list[int] = []
         self._keys: list[int] = []
-        self._window_keys: list[int] | None = None
+        self._window_keys: list[int] | None = None if window is None else []
         self._branches: list[int] = []
-
-    def place_tokens(
-        self,
-        begins: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        paths: Sequence[Sequence[Sequence[int]]] | None,
-        window: int | None,
-    ) -> None:
-        """Place the new tokens of all rows.
-
-        Args:
-            begins: the first slot of each row.
-            tokens, starts: new tokens per row, and how many are cached before them.
-            paths: of trees, per row and token; None for chains.
-            window: number of tokens that sliding layers attend to.
-        """
-        if window is not None:
-            self._window_keys = []
-        places = [range(start, start + len(new)) for start, new in zip(starts, tokens, strict=True)]
-        self._positions = list(chain(*(places if paths is None else find_positions(starts, paths))))
-        for row, (begin, own) in enumerate(zip(begins, places, strict=True)):
+        for row, (begin, own) in enumerate(zip(begins, batch.slots, strict=True)):
             self._slots.extend(range(begin + own.start, begin + own.stop))
-            if paths is None and window is None:  # as below, for most passes
-                for place in own:
-                    self._keys += (begin, place + 1, 0, 0)
+            if batch.paths is None and window is None:  # as below, for most passes
+                for slot in own:
+                    self._keys += (begin, slot + 1, 0, 0)
                 continue
             for number in range(len(own)):
-                path = None if paths is None else paths[row][number]
+                path = None if batch.paths is None else batch.paths[row][number]
                 self._keys += self._list_keys(begin, own.start, number, path, None)
                 if self._window_keys is not None:
                     self._window_keys += self._list_keys(begin, own.start, number, path, window)
@@ -337,7 +307,7 @@ class _Lines:
         lines = [
             self._positions,
             self._slots,
-            self._kept,
+            self._wanted,
             self._keys,
             self._window_keys or [],
             [*self._branches, 0],  # one more, which is read and not used
@@ -352,7 +322,7 @@ class _Lines:
         table_size = 4 * rotations_KPR.stride(0) * (len(rotations_KPR) - 1)
         header = array("q", bytes(8 * HEADERS))
         header[Header.ROWS] = len(self._positions)
-        header[Header.WANTED] = len(self._kept)
+        header[Header.WANTED] = len(self._wanted)
         header[Header.WANTED_ROWS] = kept
         header[Header.SLOTS] = slots
         header[Header.POSITIONS] = positions

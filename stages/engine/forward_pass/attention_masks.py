@@ -68,40 +68,6 @@ def make_mask(
     return mask_B1QK if positions.allowed_B1QK is None else mask_B1QK & positions.allowed_B1QK
 
 
-def is_chain(parents: Sequence[int]) -> bool:
-    """Whether every new token of a row follows the one before it.
-
-    >>> is_chain([-1, 0, 1]), is_chain([-1, 0, 0])
-    (True, False)
-    """
-    return all(parent == token - 1 for token, parent in enumerate(parents))
-
-
-def find_paths(parents: Sequence[int]) -> list[list[int]]:
-    """Return the path of each new token of a row: its ancestors among the new tokens and itself.
-
-    >>> find_paths([-1, 0, 0, 2, -1])
-    [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
-
-    Args:
-        parents: per new token the new token that it follows; -1 if it follows the cached tokens.
-    """
-    paths: list[list[int]] = []
-    for token, parent in enumerate(parents):
-        paths.append([*paths[parent], token] if parent >= 0 else [token])
-    return paths
-
-
-def find_branching_paths(parents: Sequence[Sequence[int]] | None) -> list[list[list[int]]] | None:
-    """Return the paths of each row's new tokens, see `find_paths`; None if every row is a chain."""
-    return None if parents is None or all(map(is_chain, parents)) else [find_paths(own) for own in parents]
-
-
-def find_positions(starts: Sequence[int], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Return the position of every new token in its text, per row, from the rows' cached tokens and its path."""
-    return [[start + len(path) - 1 for path in own] for start, own in zip(starts, paths, strict=True)]
-
-
 def mask_chains(mask_BQK: Tensor, queries_BQ1: Tensor, keys: range, window: int | None) -> None:
     """Hide later keys and those before the window from every query, in place; padding queries are 0.
 
@@ -133,7 +99,7 @@ def make_tree_mask(
     New token i of a row is in the slot after its cached tokens and i others. Padding attends to the first key,
     because a query that attends to nothing may give NaN.
 
-    >>> make_tree_mask([2], [find_paths([-1, 0, 0])], range(5), torch.device("cpu")).int()
+    >>> make_tree_mask([2], [[[0], [0, 1], [0, 2]]], range(5), torch.device("cpu")).int()
     tensor([[[1, 1, 1, 0, 0],
              [1, 1, 1, 1, 0],
              [1, 1, 1, 0, 1]]], dtype=torch.int32)

@@ -15,10 +15,9 @@ from typing_extensions import override
 from stages.engine.forward_pass.attention_masks import (
     AttentionPositions,
     attend_by_position,
-    find_branching_paths,
-    find_positions,
     make_tree_mask,
 )
+from stages.engine.forward_pass.forward_batch import ForwardBatch
 from stages.engine.forward_pass.row_cache import RowCache
 
 # What models call their cache; transformers 5.24 renamed the first to the second.
@@ -88,27 +87,8 @@ class Forward(Protocol):
         """
         ...
 
-    def __call__(
-        self,
-        first: int,
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute new tokens of the rows from `first` on.
-
-        Args:
-            first: the first row.
-            tokens: new tokens per row; empty for a row without new tokens, but not for all rows.
-            starts: number of cached tokens per row.
-            wanted: number of last new tokens per row for which logits are returned.
-            hidden: whether to return the last hidden states too.
-            parents: per row and new token the index, among the row's new tokens, of the one that it follows, which is
-                smaller; -1 if it follows the cached tokens. A token attends to the cached tokens, its ancestors and
-                itself. None: every row is a chain.
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Compute the new tokens of a batch.
 
         Returns:
             logits (N, V) of all wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
@@ -179,62 +159,43 @@ class ModuleForward(Forward):
         return ModuleForward(self._model)
 
     @override
-    def __call__(
-        self,
-        first: int,
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        width, trash = max(map(len, tokens)), self._cache.trash
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        width, trash, device = max(batch.counts), self._cache.trash, self._model.device
         # Rows are aligned on the right; the padding on the left is written to the trash slot.
-        ids = [[0] * (width - len(new)) + list(new) for new in tokens]
-        places = [
-            [trash] * (width - len(new)) + list(range(start, start + len(new)))
-            for start, new in zip(starts, tokens, strict=True)
-        ]
-        ids_BQ, places_BQ = torch.tensor([ids, places], device=self._model.device)
-        seen = max(start + len(new) for start, new in zip(starts, tokens, strict=True))
-        self._cache.place(first, places_BQ, seen)
-        paths = find_branching_paths(parents)
-        if paths is None:
-            keys_1K = torch.arange(seen, device=places_BQ.device)[None]
-            positions = AttentionPositions(places_BQ.where(places_BQ != trash, 0), keys_1K)
+        ids = [[0] * (width - len(new)) + list(new) for new in batch.tokens]
+        slots = [[trash] * (width - len(own)) + list(own) for own in batch.slots]
+        ids_BQ, slots_BQ = torch.tensor([ids, slots], device=device)
+        self._cache.place(batch.first, slots_BQ, batch.seen)
+        if batch.paths is None:
+            keys_1K = torch.arange(batch.seen, device=device)[None]
+            positions = AttentionPositions(slots_BQ.where(slots_BQ != trash, 0), keys_1K)
         else:
-            positions = _place_trees(starts, paths, seen, places_BQ.device)
+            positions = _place_trees(batch, batch.paths, device)
         with attend_by_position(positions), record_hidden(self._model) as states:
             output = self._model(
                 input_ids=ids_BQ,
                 # No padding among the keys; some models compute position biases from it.
-                attention_mask=places_BQ.new_ones(len(tokens), seen),
+                attention_mask=slots_BQ.new_ones(len(ids), batch.seen),
                 position_ids=positions.queries_BQ,
                 use_cache=True,
-                logits_to_keep=max(1, *wanted),
+                logits_to_keep=max(1, *batch.wanted),
                 **{self._cache_name: self._cache},
             )
-        logits_NV = _take_last(output.logits, wanted)
-        return logits_NV, _take_last(states[-1], wanted) if hidden else logits_NV
+        logits_NV = _take_last(output.logits, batch.wanted)
+        return logits_NV, _take_last(states[-1], batch.wanted) if batch.hidden else logits_NV
 
 
 def _place_trees(
-    starts: Sequence[int], paths: Sequence[Sequence[Sequence[int]]], seen: int, device: torch.device
+    batch: ForwardBatch, paths: Sequence[Sequence[Sequence[int]]], device: torch.device
 ) -> AttentionPositions:
-    """Return the positions of rows whose new tokens are trees, padded on the left.
-
-    Args:
-        starts: number of cached tokens per row.
-        paths: per row and new token its path, see `find_paths`.
-        seen: number of slots that are read.
-        device: of the positions.
-    """
-    width = max(map(len, paths))
-    new = find_positions(starts, paths)
-    queries = [[*[0] * (width - len(own)), *own] for own in new]
-    keys = [[*range(start), *own, *range(start + len(own), seen)] for start, own in zip(starts, new, strict=True)]
-    allowed_BQK = make_tree_mask(starts, paths, range(seen), device, left=True)
+    """Return the positions of rows whose new tokens are trees with these paths, padded on the left."""
+    width = max(batch.counts)
+    queries = [[*[0] * (width - len(own)), *own] for own in batch.positions]
+    keys = [
+        [*range(start), *own, *range(start + len(own), batch.seen)]
+        for start, own in zip(batch.starts, batch.positions, strict=True)
+    ]
+    allowed_BQK = make_tree_mask(batch.starts, paths, range(batch.seen), device, left=True)
     return AttentionPositions(
         torch.tensor(queries, device=device), torch.tensor(keys, device=device), allowed_BQK[:, None]
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.engine.forward_pass.attention_masks import make_tree_mask, mask_chains
+from stages.engine.forward_pass.forward_batch import ForwardBatch
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 
 PADDING_WASTE = 1.6  # padded size over tokens; above it, rows one by one are faster than all padded to the longest
@@ -34,36 +35,27 @@ class AttentionLayout:
     begin: int = 0  # place of the first key that is read; a sliding layer reads none before its windows
 
 
-def make_layout(
-    weights: PackedLlamaWeights,
-    first: int,
-    tokens: Sequence[Sequence[int]],
-    starts: Sequence[int],
-    window: int | None,
-    paths: Sequence[Sequence[Sequence[int]]] | None,
-) -> AttentionLayout:
+def make_layout(weights: PackedLlamaWeights, batch: ForwardBatch, window: int | None) -> AttentionLayout:
     """Lay out the new tokens for layers that attend to the last `window` tokens, or to all.
 
     Keys are read from the window of the first cached or new token on: in a tree too, no token's position is before
     the first new one's, and no key's slot is before its position.
     """
-    device = weights.device
-    counts = [len(new) for new in tokens]
-    seen = max(start + count for start, count in zip(starts, counts, strict=True))
+    device, counts, starts, seen = weights.device, batch.counts, batch.starts, batch.seen
     begin = 0 if window is None else max(0, min(starts) + 1 - window)
-    rows, width = slice(first, first + len(tokens)), max(counts)
+    rows, width = slice(batch.first, batch.first + len(counts)), max(counts)
     if weights.splits_tokens and width <= SHARED_QUERIES:
-        return AttentionLayout(rows, seen, None, parts=_split_tokens(first, tokens, starts, window))
+        return AttentionLayout(rows, seen, None, parts=_split_tokens(batch, window))
     if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
         return AttentionLayout(rows, seen, None, begin=begin)
     if len(counts) * width > PADDING_WASTE * sum(counts):
-        return AttentionLayout(rows, seen, None, parts=_split_rows(weights, first, tokens, starts, window, paths))
+        return AttentionLayout(rows, seen, None, parts=_split_rows(weights, batch, window))
     mask_BQK = torch.zeros(len(counts), width, seen - begin, dtype=weights.dtype, device=device)
-    if paths is None:
+    if batch.paths is None:
         queries_BQ1 = _ranges_by_row(starts, counts, device)[..., None]
         mask_chains(mask_BQK, queries_BQ1, range(begin, seen), window)
     else:
-        allowed_BQK = make_tree_mask(starts, paths, range(begin, seen), device, window=window)
+        allowed_BQK = make_tree_mask(starts, batch.paths, range(begin, seen), device, window=window)
         mask_BQK.masked_fill_(~allowed_BQK, -torch.inf)
     share = weights.heads // weights.key_heads if 1 < width <= SHARED_QUERIES else 1
     mask_B1QK = mask_BQK.repeat_interleave(share, 1)[:, None]
@@ -74,49 +66,31 @@ def make_layout(
     return AttentionLayout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
 
 
-def _split_tokens(
-    first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None
-) -> tuple[tuple[slice, AttentionLayout], ...]:
+def _split_tokens(batch: ForwardBatch, window: int | None) -> tuple[tuple[slice, AttentionLayout], ...]:
     """Make one layout per token.
 
     Attention over several queries differs in the last bit from that over one; rounding the inputs of the next
     linear layer can make a whole step of it. One query at a time, a token has the same outputs bit for bit whatever
     is computed with it.
     """
-    places = [
-        (row, start + place)
-        for row, (new, start) in enumerate(zip(tokens, starts, strict=True))
-        for place in range(len(new))
-    ]
+    places = [(row, slot + 1) for row, slots in enumerate(batch.slots, batch.first) for slot in slots]
     return tuple(
         (
             slice(number, number + 1),
-            AttentionLayout(
-                slice(first + row, first + row + 1),
-                place + 1,
-                None,
-                begin=0 if window is None else max(0, place + 1 - window),
-            ),
+            AttentionLayout(slice(row, row + 1), seen, None, begin=0 if window is None else max(0, seen - window)),
         )
-        for number, (row, place) in enumerate(places)
+        for number, (row, seen) in enumerate(places)
     )
 
 
 def _split_rows(
-    weights: PackedLlamaWeights,
-    first: int,
-    tokens: Sequence[Sequence[int]],
-    starts: Sequence[int],
-    window: int | None,
-    paths: Sequence[Sequence[Sequence[int]]] | None,
+    weights: PackedLlamaWeights, batch: ForwardBatch, window: int | None
 ) -> tuple[tuple[slice, AttentionLayout], ...]:
     """Make one layout per row that has new tokens."""
-    ends = list(accumulate(map(len, tokens)))
-    trees = [None] * len(tokens) if paths is None else [[own] for own in paths]
     return tuple(
-        (slice(end - len(new), end), make_layout(weights, first + row, [new], [start], window, trees[row]))
-        for row, (new, start, end) in enumerate(zip(tokens, starts, ends, strict=True))
-        if new
+        (slice(end - count, end), make_layout(weights, batch.take_row(row), window))
+        for row, (count, end) in enumerate(zip(batch.counts, accumulate(batch.counts), strict=True))
+        if count
     )
 
 

@@ -8,7 +8,6 @@ Shapes: N new tokens, B rows, Q new tokens of the longest row, K keys, S slots o
 key-value heads, E of a head, V vocabulary.
 """
 
-from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from stages.engine.forward_pass.attention_masks import find_branching_paths, find_positions
+from stages.engine.forward_pass.forward_batch import ForwardBatch
 from stages.engine.forward_pass.kernels import Kernel  # noqa: TC001
 from stages.engine.forward_pass.packed_layout import AttentionLayout, make_layout
 from stages.engine.forward_pass.packed_weights import Layer, PackedLlamaWeights
-from stages.engine.forward_pass.slot_forward import SlotForward, wanted_places
+from stages.engine.forward_pass.slot_forward import SlotForward
 
 
 class PackedLlamaForward(SlotForward):
@@ -41,42 +40,26 @@ class PackedLlamaForward(SlotForward):
         return not self.weights.splits_tokens
 
     @override
-    def __call__(
-        self,
-        first: int,
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         weights, device = self.weights, self.weights.device
-        paths = find_branching_paths(parents)
-        if paths is not None and not self.reads_trees:
+        if batch.paths is not None and not self.reads_trees:
             raise ValueError(f"{self.name} reads chains, not trees: each token is computed by itself")
-        places = [range(start, start + len(new)) for start, new in zip(starts, tokens, strict=True)]
-        slots = [(first + row) * self._capacity + place for row, own in enumerate(places) for place in own]
-        positions = places if paths is None else find_positions(starts, paths)
-        line = torch.tensor([list(chain(*tokens)), list(chain(*positions)), slots], device=device)
+        slots = [row * self._capacity + slot for row, own in enumerate(batch.slots, batch.first) for slot in own]
+        line = torch.tensor([list(chain(*batch.tokens)), list(chain(*batch.positions)), slots], device=device)
         ids_N, positions_N, slots_N = line
-        layout = make_layout(self.weights, first, tokens, starts, None, paths)
-        sliding = (
-            layout
-            if weights.window is None
-            else make_layout(self.weights, first, tokens, starts, weights.window, paths)
-        )
+        layout = make_layout(weights, batch, None)
+        sliding = layout if weights.window is None else make_layout(weights, batch, weights.window)
         rotations_N1E = weights.rotations(positions_N, self._capacity)[:, None]
         state_NW = functional.embedding(ids_N, weights.embedding_VW)
         for layer, slides, cache_SX in zip(weights.layers, weights.slides, self._caches_SX, strict=True):
             own = sliding if slides else layout
             state_NW = self._compute_layer(layer, cache_SX, state_NW, rotations_N1E, slots_N, own)
-        kept = wanted_places(tokens, wanted)
+        kept = batch.wanted_tokens
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
         state_NW = weights.normalise(state_NW, weights.norm_W)
         logits_NV = self._logits(state_NW) if kept else state_NW.new_empty(0, weights.outputs)
-        return logits_NV, state_NW if hidden else logits_NV
+        return logits_NV, state_NW if batch.hidden else logits_NV
 
     def _logits(self, state_NW: Tensor) -> Tensor:
         if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:

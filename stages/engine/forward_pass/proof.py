@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.engine.forward_pass.attention_masks import LIBRARY, find_paths
+from stages.engine.forward_pass.attention_masks import LIBRARY
 from stages.engine.forward_pass.forward import Forward
+from stages.engine.forward_pass.forward_batch import ForwardBatch, find_paths
 from stages.engine.forward_pass.row_forward import find_rope_switch
 
 SPAN = 12  # tokens of a window or chunk during the proof
@@ -207,7 +208,7 @@ class _ProofReader:
         tokens = [[*good, *bad] for good, bad in zip(right, wrong, strict=True)]
         counts = [len(new) if wanted is None else wanted for new in tokens]
         starts = [self._lengths[row] for row in rows]
-        logits_NV, _ = self._forward(first, tokens, starts, counts, hidden=wanted is None)
+        logits_NV, _ = self._forward(ForwardBatch(first, tokens, starts, counts, hidden=wanted is None))
         begin = 0
         for row, good, count in zip(rows, right, counts, strict=True):
             for place in range(min(count, len(good))):
@@ -284,13 +285,13 @@ class _TreeReader:
         self.ratios: list[float] = []  # differences of the logits of each token in their standard deviations
         forward.reserve(2, length + SPAN)
         for row, prompt in enumerate(self._texts):
-            forward(row, [prompt], [0], [0], hidden=False)
+            forward(ForwardBatch(row, [prompt], [0], wanted=[0]))
 
     def read(self, *parents: Sequence[int]) -> None:
         """Read new tokens with these parents, per row."""
         self._read = [[next(self._unread) for _ in own] for own in parents]
         counts, starts = list(map(len, parents)), list(map(len, self._texts))
-        logits_NV, _ = self._forward(0, self._read, starts, counts, hidden=False, parents=parents)
+        logits_NV, _ = self._forward(ForwardBatch(0, self._read, starts, counts, parents=parents))
         for row, (own, found_QV) in enumerate(zip(parents, logits_NV.split(counts), strict=True)):
             for token, path in enumerate(find_paths(own)):
                 if token not in own:  # nothing follows it

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import cache_utils
 from typing_extensions import override
 
-from stages.engine.forward_pass.attention_masks import is_chain
 from stages.engine.forward_pass.forward import Forward, find_cache_name, record_hidden
+from stages.engine.forward_pass.forward_batch import ForwardBatch
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
 
@@ -154,21 +154,14 @@ class RowForward(Forward):
         """Do nothing: the modules hold the weights."""
 
     @override
-    def __call__(
-        self,
-        first: int,
-        tokens: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if parents is not None and not all(map(is_chain, parents)):
-            raise ValueError(f"{self.name} reads chains, not trees; got the parents {list(map(list, parents))}")
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        if batch.paths is not None:
+            raise ValueError(f"{self.name} reads chains, not trees; got the parents {batch.parents}")
         outputs = [
-            self._read(self._rows[first + place], start, list(new), number, hidden=hidden)
-            for place, (new, start, number) in enumerate(zip(tokens, starts, wanted, strict=True))
+            self._read(self._rows[row], start, list(new), number, hidden=batch.hidden)
+            for row, (new, start, number) in enumerate(
+                zip(batch.tokens, batch.starts, batch.wanted, strict=True), batch.first
+            )
             if new
         ]
         logits_NV, hidden_NW = (torch.cat(parts) for parts in zip(*outputs, strict=True))

@@ -105,13 +105,3 @@ class SlotForward(Forward):
         slots_P = torch.tensor(path, device=self.weights.device) + begin
         for cache_SX in self._caches_SX:
             cache_SX[begin : begin + len(path)] = cache_SX[slots_P]
-
-
-def wanted_places(tokens: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
-    """Return the indices of the last `wanted[b]` tokens of each row among all new tokens."""
-    kept: list[int] = []
-    end = 0
-    for new, number in zip(tokens, wanted, strict=True):
-        end += len(new)
-        kept.extend(range(end - number, end))
-    return kept

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
-from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
+from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position
 from stages.engine.forward_pass.forward import Forward, ModuleForward
+from stages.engine.forward_pass.forward_batch import ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 from stages.engine.forward_pass.proof import proof_key
@@ -143,7 +144,7 @@ class LanguageModel:
 
     def extend(self, row: SequenceState, tokens: Sequence[int]) -> None:
         """Compute the next tokens of one sequence in a pass without outputs."""
-        self._read(self._order.index(row), [row], [tokens], [0], hidden=False)
+        self._read([row], ForwardBatch(self._order.index(row), [tokens], [self._lengths[row]], wanted=[0]))
 
     def read_row(self, row: SequenceState) -> list[Tensor]:
         """Return views of the keys and values of a sequence; they change with the next pass."""
@@ -279,7 +280,8 @@ class LanguageModel:
             raise ValueError("rows must be all admitted rows in the order of admission")
         if parents is not None:
             self._check_parents(tokens, parents)
-        return self._read(0, rows, tokens, wanted, hidden=hidden, parents=parents)
+        starts = [self._lengths[row] for row in rows]
+        return self._read(rows, ForwardBatch(0, tokens, starts, wanted, hidden, parents))
 
     def _check_parents(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
         if list(map(len, parents)) != list(map(len, tokens)):
@@ -290,22 +292,12 @@ class LanguageModel:
             raise ValueError(f"{self.name} ({self.forward_pass.name}) reads chains only, got the parents {parents}")
 
     @torch.inference_mode()
-    def _read(
-        self,
-        first: int,
-        rows: Sequence[SequenceState],
-        tokens: Sequence[Sequence[int]],
-        wanted: Sequence[int],
-        *,
-        hidden: bool,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _read(self, rows: Sequence[SequenceState], batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         self._activate()
-        starts = [self._lengths[row] for row in rows]
-        for row, new in zip(rows, tokens, strict=True):
-            self._lengths[row] += len(new)
-        self.forward_pass.reserve(len(self._order), max(self._lengths[row] for row in rows))
-        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden, parents=parents)
+        for row, count in zip(rows, batch.counts, strict=True):
+            self._lengths[row] += count
+        self.forward_pass.reserve(len(self._order), batch.seen)
+        return self.forward_pass(batch)
 
     @torch.no_grad()
     def load_weights(self, weights: Sequence[Tensor]) -> None:

@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
 from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.forward_batch import ForwardBatch
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.row_forward import Reading, RowForward
 from stages.engine.models.forward_search import ForwardSearch
@@ -271,15 +272,15 @@ def test_rows_are_saved_and_restored_bit_for_bit(case: str, reading: Reading):
     forward = RowForward(make_model(case).model, reading)
     forward.reserve(2, 64)
     with torch.inference_mode():
-        forward(0, [[5, 6, 7] * 7, [9, 8]], [0, 0], [1, 1], hidden=False)
+        forward(ForwardBatch(0, [[5, 6, 7] * 7, [9, 8]], [0, 0], [1, 1]))
         kept = [forward.read_cache(place, 0) for place in range(2)]
         restored = forward.share()
         restored.reserve(2, 64)
         for place, tensors in enumerate(kept):
             restored.write_cache(place, tensors)
-        first, _ = forward(0, [[11, 3], [12]], [21, 2], [1, 1], hidden=False)
-        second, _ = restored(0, [[11, 3], [12]], [21, 2], [1, 1], hidden=False)
-        again, _ = restored(0, [[4], [12]], [20, 2], [1, 1], hidden=False)  # after a rollback
+        first, _ = forward(ForwardBatch(0, [[11, 3], [12]], [21, 2], [1, 1]))
+        second, _ = restored(ForwardBatch(0, [[11, 3], [12]], [21, 2], [1, 1]))
+        again, _ = restored(ForwardBatch(0, [[4], [12]], [20, 2], [1, 1]))  # after a rollback
     assert torch.equal(first, second)
     assert torch.isfinite(again).all()
     assert (restored.cache_bytes > 0) is (reading is not Reading.UNCACHED)

@@ -18,8 +18,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
-from stages.engine.forward_pass.attention_masks import find_paths, is_chain, make_tree_mask
+from stages.engine.forward_pass.attention_masks import make_tree_mask
 from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.forward_batch import ForwardBatch, find_paths, is_chain
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.row_cache import RowCache
 from stages.engine.forward_pass.row_forward import Reading, RowForward
@@ -312,9 +313,9 @@ def test_rows_by_themselves_read_chains_only(reading: Reading):
     assert not forward.share().reads_trees
     forward.reserve(1, 16)
     with torch.inference_mode(), pytest.raises(ValueError, match="reads chains, not trees"):
-        forward(0, [[1, 2, 3]], [0], [1], hidden=False, parents=[[-1, 0, 0]])
+        forward(ForwardBatch(0, [[1, 2, 3]], [0], [1], parents=[[-1, 0, 0]]))
     with torch.inference_mode():
-        forward(0, [[1, 2, 3]], [0], [1], hidden=False, parents=[[-1, 0, 1]])
+        forward(ForwardBatch(0, [[1, 2, 3]], [0], [1], parents=[[-1, 0, 1]]))
     forward.keep(0, 0, [0, 1])
     with pytest.raises(ValueError, match="reads chains, whose paths are their first tokens"):
         forward.keep(0, 0, [0, 2])
