@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from pipeline.config.serving import TEMPERATURE
+from pipeline.config.defaults import TEMPERATURE
 from pipeline.serve.http.auth import AuthMiddleware, tenant_of
 from pipeline.serve.http.errors import (
     ApiError,
