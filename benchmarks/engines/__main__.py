@@ -1,4 +1,4 @@
-"""Other engines on the same GGUF file: `python -m benchmarks.engines FILE --target T.gguf --llama-cpp DIR`."""
+"""llama.cpp on the same GGUF file: `python -m benchmarks.engines FILE --target T.gguf --llama-cpp DIR`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import run
-from benchmarks.engines.engines import find_engines
+from benchmarks.engines.engines import OtherEngines
+from benchmarks.engines.llamacpp import find_llama_cpp
 from benchmarks.speed.__main__ import run_all
 from benchmarks.speed.arms import ArmName
 from benchmarks.speed.plan import FULL, QUICK, SpeedPlan
@@ -21,27 +22,23 @@ from pipeline.config.cli_options import (
 )
 from pipeline.config.settings import Config
 from pipeline.reports.terminal import require_file
-from store.errors import UsageError
 
 
 def engines(
     sources: Annotated[list[str] | None, argument("sources", "Prompt sources, as for `replay`.", "SOURCE")] = None,
     target: TargetOption = None,
+    llama_cpp: Annotated[Path, typer.Option(help="Folder in which llama.cpp was built.")] = Path("llama.cpp"),
     batch: Annotated[int, option("batch")] = 1,
     max_new_tokens: Annotated[int, option("sampling.max_new_tokens")] = 64,
     settings: SetOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="4 rounds of 3 prompts.")] = False,
-    llama_cpp: Annotated[Path | None, typer.Option(help="Include llama.cpp, built in this folder.")] = None,
-    openvino: Annotated[bool, typer.Option("--openvino", help="Include OpenVINO GenAI, if it is installed.")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure tokens per second of other engines next to plain decoding and the memory, on the same GGUF file."""
+    """Measure tokens per second of llama.cpp next to plain decoding and the memory, on the same GGUF file."""
     require_file("--json", json_file)
-    found = find_engines(openvino=openvino, llama_cpp=llama_cpp)
+    found = OtherEngines(find_llama_cpp(llama_cpp))
     config = Config().with_overrides(overrides_of(engines, locals()) | parse_settings(settings))
     names = found.names(batch, config.sampling.temperature)
-    if not names:
-        raise UsageError("name at least one engine: --llama-cpp FOLDER, --openvino")
     arms = (ArmName.OWN_PLAIN, ArmName.MEMORY, *names)
     plan = SpeedPlan.from_options(arms, batch, defaults=QUICK if quick else FULL)
     run_all([(config, plan)], found, json_file)
