@@ -167,7 +167,7 @@ class PlainDisplay(Display):
                 LOG.info("%s", _recall_line(event), extra={"prompt": event.offset, "version": event.version})
             case VersionPublished():
                 version = {"prompt": event.offset, "version": event.version, "reason": event.reason}
-                LOG.info("prompt %d: version %d (%s)", *version.values(), extra=version)
+                LOG.info("version %d, up to prompt %d (%s)", event.version, event.offset, event.reason, extra=version)
 
     def _report_if_due(self, *, completed: bool) -> None:
         now, is_first = self._clock(), completed and not self._has_reported

@@ -236,7 +236,7 @@ def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "
     table.add_column(heading, overflow="fold")
     for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/\nforward"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("drifts")
+    table.add_column("drift\nat")
     table.add_column("versions")
     for name, metrics in groups.items():
         acted_upon = [drift for drift in metrics["drifts"] if drift["action"] in ("reset", "recall")]

@@ -192,7 +192,7 @@ def test_a_line_has_its_numbers_as_fields(caplog: pytest.LogCaptureFixture):
 def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
     lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="ignored", direction="rise"), *prompts(1))
     assert lines[0] == "prompt 30 (code): drift, acceptance 0.750 -> 0.250, reset"
-    assert lines[1] == "prompt 31: version 2 (drift)"
+    assert lines[1] == "version 2, up to prompt 31 (drift)"
     assert lines[2].endswith("ignored")
     assert lines[3].endswith("version 2, drifts 1"), "a rise that was ignored is none"
 
