@@ -16,7 +16,6 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_models, registry_uri
 from pipeline.config.settings import Config
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.log_records import collect_messages
 from pipeline.loop import Loop
 from pipeline.reports.machine import machine_of
 from pipeline.sources.stream import BUILTIN_LIMIT, Source, open_sources
@@ -36,6 +35,7 @@ from store.events import (
     Translation,
     Updated,
 )
+from store.log_records import collect_messages
 from store.registry.registry import NoRegistry
 
 POOL = 20_000  # prompts of a source from which a seed chooses

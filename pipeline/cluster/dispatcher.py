@@ -13,7 +13,6 @@ from pipeline.cluster.messages import ActorLost, Message, WorkerReady, WorkRepor
 from pipeline.cluster.worker import TargetInfo, WorkerReport
 from pipeline.cluster.worker_pool import WorkerPool, WorkerState
 from pipeline.learner_service.service import LearnerConfig
-from pipeline.log_records import handle_record
 from pipeline.reports.progress import Display
 from pipeline.run.event_sink import EventSink
 from pipeline.sources.position import Prefetcher, SourcePosition
@@ -21,6 +20,7 @@ from store.errors import RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.log.partitions import LEARNER, close_partition, create_worker_partition, partition_folder
 from store.log.parts import completed_prompts
+from store.log_records import handle_record
 
 LOG = logging.getLogger("omnidraft.cluster")
 

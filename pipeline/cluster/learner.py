@@ -10,9 +10,9 @@ from time import perf_counter
 
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
-from pipeline.log_records import RecordQueue
 from stages.training.weight_update import Weights
 from store.events import Event, Recalled, Updated
+from store.log_records import RecordQueue
 
 HEAD_SECONDS = 5.0  # between two broadcasts of the head alone, which changes with every prompt
 

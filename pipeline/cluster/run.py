@@ -19,7 +19,6 @@ from pipeline.cluster.worker import TargetInfo, WorkerSetup
 from pipeline.cluster.worker_pool import WorkerPool
 from pipeline.config.settings import Config
 from pipeline.learner_service.service import LearnerConfig
-from pipeline.log_records import PROJECT
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
 from pipeline.reports.vocab_report import write_pair_reports
@@ -39,6 +38,7 @@ from store.log.manifest import RunKind, read_manifest
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, close_partition, partition_folder, partition_folders, worker_folders
 from store.log.parts import completed_prompts
+from store.log_records import PROJECT
 from store.object_store.uri import uri_of
 from store.query.summary import SUMMARY, write_summary
 from store.registry.registered_version import check_model_name

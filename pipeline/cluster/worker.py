@@ -26,7 +26,6 @@ from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
-from pipeline.log_records import RecordQueue
 from pipeline.loop import Loop, TargetRunner
 from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.routing import TargetRouter
@@ -37,6 +36,7 @@ from stages.memory.memory_share import MemoryShare
 from stages.training.weight_update import Weights
 from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
 from store.log.manifest import RunKind
+from store.log_records import RecordQueue
 
 WORK_SECONDS = 1.0  # longest time that a worker decodes before it reports
 

@@ -1,32 +1,50 @@
-"""A `LearnerService` in its own process, for a server that must not wait for it.
+"""A `LearnerService` in its own process, for a process that decodes and must not wait for it.
 
-The learner's process has a lower priority and a budget of processor time. If it dies it is restarted from its last
-commit.
+    this process                                        the learner's process
+    post() -> bounded queue -> sending thread   =======>  on_prompt_completed()
+    take_new_weights() <- receiving thread      <=======  a report: progress, events, a file of weights
+
+The learner's process has a lower priority and a budget of processor time. If it dies it is started again and continues
+from its last commit.
 """
 
 import logging
-import os
-import pickle
-import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from typing_extensions import override
 
-from pipeline.learner_service.client import LearnerClient, LearnerHandle, ProcessReport, write_weights_file
+from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
-from pipeline.log_records import PROJECT, forward_records
-from store.events import Event as LoggedEvent
+from pipeline.learning.remote_learner import LearnerConnection
+from stages.training.weight_update import Weights, read_weights, write_weights
+from store.child import Child, ChildError, KeptChild, Parent, RestartBudget
+from store.events import Event
 
 LOG = logging.getLogger("omnidraft.learner")
 
+QUEUE_LIMIT = 256  # completed prompts that may wait for the learner; the oldest are dropped for newer ones
+EXAMPLE_LIMIT = 16  # waiting prompts from which on no training examples are collected
+RESTARTS_WITHIN = 60.0  # seconds; a learner that ends twice within them is not restarted
 NICENESS = 10
 UNSENT_SECONDS = 10.0  # the learner waits this long for MLflow when it ends
+CLOSING = "closing"  # file in the scratch folder: the share of processor time no longer holds
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """A report of the learner's process."""
+
+    handled: int  # completed prompts that it has processed
+    events: tuple[Event, ...]  # since the last report
+    weights: str | None  # path of a file of new weights
+    published: int | None  # number of the newest published version
 
 
 class CpuBudget:
@@ -63,86 +81,158 @@ class CpuBudget:
         self.restart()
 
 
-class LearnerProcess(LearnerClient):
+class LearnerProcess(LearnerConnection):
     """A connection to a learner in its own process.
 
     Args:
         setup: configuration of the learner service.
         share: share of one core that it may use.
-        on_event, published: as of `LearnerClient`.
+        on_event: called with each event of the learner, on a thread of this object.
+        published: number of the newest published version so far.
     """
 
     def __init__(
-        self,
-        setup: LearnerConfig,
-        share: float,
-        on_event: Callable[[LoggedEvent], None],
-        published: int | None = None,
+        self, setup: LearnerConfig, share: float, on_event: Callable[[Event], None], published: int | None = None
     ) -> None:
-        super().__init__(on_event, published)
-        self._setup, self._share, self._context = setup, share, get_context("spawn")
-        self._unlimited = self._context.Event()
-        self._start()
+        self._setup, self._share, self._on_event = setup, share, on_event
+        self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
+        self._waiting: deque[CompletedPrompt] = deque()
+        self._change = threading.Condition()
+        self._closing = False
+        self._new_weights: Weights | None = None
+        self.posted = self.dropped = self.handled = 0
+        self._handled_before = 0  # by the processes before this one
+        self.published = published
+        self.alive = True
+        self._budget = RestartBudget(1, RESTARTS_WITHIN, first_delay=0.0)
+        self._sender = threading.Thread()
+        self._process = KeptChild(self._start, self._handle_report, self._on_end)
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the learner's process; None while there is none."""
+        return self._process.pid
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._budget.restarts
+
+    @property
+    def accepts_examples(self) -> bool:
+        """Whether training examples should be collected: fewer than `EXAMPLE_LIMIT` prompts wait."""
+        return self.alive and self.lag < EXAMPLE_LIMIT
+
+    @property
+    def lag(self) -> int:
+        """Number of completed prompts that the learner has not processed yet."""
+        return self.posted - self.dropped - self.handled
 
     @override
+    def post(self, finished: CompletedPrompt) -> None:
+        with self._change:
+            self.posted += 1
+            self._waiting.append(finished)
+            if len(self._waiting) > (QUEUE_LIMIT if self.alive else 0):
+                self._waiting.popleft()
+                self.dropped += 1
+            self._change.notify_all()
+
+    @override
+    def take_new_weights(self) -> Weights | None:
+        with self._change:
+            weights, self._new_weights = self._new_weights, None
+        return weights
+
     def close(self, timeout: float) -> None:
         """Let the learner process waiting prompts without a budget, commit and end; kill it after `timeout` seconds."""
-        self._unlimited.set()
-        super().close(timeout)
+        with suppress(FileNotFoundError):  # it was closed before
+            Path(self._scratch.name, CLOSING).touch()
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._process.close(timeout)
+        self._scratch.cleanup()
 
-    @override
-    def _open(self) -> tuple[Connection, LearnerHandle] | None:
-        ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._setup, self._share, self._scratch.name, self._unlimited, PROJECT.getEffectiveLevel())
-        process = self._context.Process(target=_run_learner, args=arguments, name="learner", daemon=True)
-        process.start()
-        theirs.close()
-        return ours, process
+    def _start(self) -> Child:
+        self._handled_before = self.handled
+        scratch = self._scratch.name
+        child = Child(_run_learner, self._setup, self._share, scratch, name="learner", niceness=NICENESS)
+        self._sender = threading.Thread(target=self._send_prompts, args=(child,), name="learner-sender", daemon=True)
+        self._sender.start()
+        return child
+
+    def _send_prompts(self, child: Child) -> None:
+        """Send prompts; runs on a thread of its own, so that no other thread waits for a full pipe."""
+        with suppress(ChildError):
+            while (finished := self._take_next(child)) is not None:
+                child.send(finished)
+            child.send(None)
+
+    def _take_next(self, child: Child) -> CompletedPrompt | None:
+        """Return the next prompt to send; None when this object is closed. Raises `ChildError` if the child ended."""
+        with self._change:
+            self._change.wait_for(lambda: self._closing or self._waiting or not child.alive)
+            if not child.alive:
+                raise ChildError("the learner has ended")
+            return self._waiting.popleft() if self._waiting else None
+
+    def _handle_report(self, report: ProcessReport) -> None:
+        self.handled, self.published = self._handled_before + report.handled, report.published
+        for event in report.events:
+            self._on_event(event)
+        if report.weights:
+            path = Path(report.weights)
+            weights = read_weights(path)
+            path.unlink()  # mapped memory stays readable
+            with self._change:
+                self._new_weights = weights
+
+    def _on_end(self, error: BaseException) -> float | None:
+        """Count the prompts that are lost, and return the seconds until the next start, if there is one."""
+        with self._change:
+            self._change.notify_all()
+        self._sender.join()
+        delay = None if self._closing else self._budget.next_delay()
+        with self._change:
+            if delay is None:
+                self.alive = self._closing
+                self._waiting.clear()
+            self.dropped = self.posted - self.handled - len(self._waiting)  # those that it had received, too
+        if delay is not None:
+            LOG.warning("the learner ended (%s); it is restarted from its last commit", error)
+        elif not self._closing:
+            LOG.error(
+                "the learner ended twice within a minute (%s) and is not restarted; serving continues without learning",
+                error,
+            )
+        return delay
 
 
-def _run_learner(
-    connection: Connection, setup: LearnerConfig, share: float, scratch: str, unlimited: Event, level: int
-) -> None:
-    """Run the learner, in its process. `unlimited` is set when the server ends and the share no longer holds; `level`
-    is that of the log.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the server, which then ends the learner
-    threading.Thread(target=_exit_with_server, name="server-monitor", daemon=True).start()
-    with suppress(OSError):
-        os.nice(NICENESS)
-    budget, handled, sending = CpuBudget(share), 0, threading.Lock()
-
-    def send(message: ProcessReport | logging.LogRecord) -> None:
-        with sending:
-            connection.send_bytes(pickle.dumps(message))
-
-    forward_records(send, level)
+def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: str) -> None:
+    """Run the learner, in its process."""
+    budget, handled, closing = CpuBudget(share), 0, Path(scratch, CLOSING)
 
     def yield_cpu() -> None:
-        if not unlimited.is_set():
+        if not closing.exists():
             budget.yield_cpu()
 
     with LearnerService(setup, yield_cpu=yield_cpu) as service:
-        send(_make_report(service, handled, scratch))
-        while message := connection.recv_bytes():
+        parent.send(_make_report(service, handled, scratch))
+        while (finished := parent.receive()) is not None:
             budget.restart()
-            service.on_prompt_completed(pickle.loads(message))
+            service.on_prompt_completed(finished)
             handled += 1
-            send(_make_report(service, handled, scratch))
+            parent.send(_make_report(service, handled, scratch))
             yield_cpu()
         if unsent := service.pause(UNSENT_SECONDS):
             LOG.warning("MLflow did not take %d messages; they are kept with the run", unsent, extra={"unsent": unsent})
-        send(_make_report(service, handled, scratch))
-
-
-def _exit_with_server() -> None:
-    """Exit as soon as the server ends, so that a server that resumes the run finds it free. Commits remain."""
-    if server := parent_process():
-        server.join()
-        os._exit(1)
+        parent.send(_make_report(service, handled, scratch))
 
 
 def _make_report(service: LearnerService, handled: int, scratch: str) -> ProcessReport:
-    path = write_weights_file(service.take_new_weights(), scratch)
+    path: str | None = None
+    if weights := service.take_new_weights():
+        path = f"{scratch}/{weights.drafter_version}-{weights.head_version}.safetensors"
+        write_weights(weights, Path(path))
     return ProcessReport(handled, tuple(service.drain_events()), path, service.published)

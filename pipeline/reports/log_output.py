@@ -15,8 +15,8 @@ from enum import StrEnum
 
 from typing_extensions import override
 
-from pipeline.log_records import PROJECT
 from pipeline.reports.terminal import own_stderr_console, stderr_console
+from store.log_records import PROJECT
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 

@@ -2,29 +2,23 @@
 send each other.
 """
 
-import os
-import pickle
-import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from pipeline.config.settings import Config, load
-from pipeline.log_records import forward_records
 from pipeline.run.folder import CONFIG, is_unfinished, open_run
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Chunk, EngineStatus, GenerationRequest
 from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import Grammar, GrammarSource
-from store.errors import RunError
+from store.child import Parent, make_picklable
 from store.events import BlockDone, Drifted, Event, Recalled, Updated
 from store.log.mirror import Mirror
 
@@ -35,21 +29,12 @@ GRAMMARS = 64  # compiled ones that are kept
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What the engine's process needs.
-
-    Attributes:
-        config: all settings.
-        run: the run's name on a command line: its folder, or its URI on an object store.
-        resume: resume the run.
-        level: lowest level of the log records to send.
-        restarted: another process has served the run before: resume what it has committed.
-    """
+    """What the engine's process needs."""
 
     config: Config
-    run: str
+    run: str  # the name on a command line: the folder, or the URI on an object store
     resume: bool
-    level: int
-    restarted: bool = False
+    restarted: bool = False  # another process has served the run before: resume what it has committed
 
     def open(self) -> tuple["EngineSetup", Path, Mirror]:
         """Return the setup with what has become of the run, its working folder and its mirror."""
@@ -79,14 +64,9 @@ class EngineAnswer:
 
 @dataclass(frozen=True)
 class EngineReady:
-    """The engine's process serves.
+    """The engine's process serves."""
 
-    Attributes:
-        tokens: per id of the target's tokenizer its bytes; of a special token its name.
-        status: of the engine.
-    """
-
-    tokens: tuple[bytes, ...]
+    tokens: tuple[bytes, ...]  # per id of the target's tokenizer its bytes; of a special token its name
     status: EngineStatus
 
 
@@ -96,13 +76,6 @@ class RequestPart:
 
     number: int
     chunk: Chunk
-
-
-@dataclass(frozen=True)
-class EngineEnded:
-    """The last message of a process that ends by itself; with the error that ended it."""
-
-    error: BaseException | None
 
 
 class GrammarHandle(Grammar):
@@ -118,10 +91,14 @@ class GrammarHandle(Grammar):
 
 
 class _Sender:
-    """Sends messages on a thread of its own, several at a time, so that the engine never waits for the pipe."""
+    """Sends messages on a thread of its own, several at a time, so that the engine never waits for the pipe.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._queue = connection, SimpleQueue[object]()
+    Args:
+        parent: receives lists of messages.
+    """
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent, self._queue = parent, SimpleQueue[object]()
         self._thread = threading.Thread(target=self._run, name="engine-sender", daemon=True)
         self._thread.start()
 
@@ -136,14 +113,12 @@ class _Sender:
 
     def _run(self) -> None:
         with suppress(OSError):  # nobody listens any more
-            while (first := self._queue.get()) is not None:
-                messages = [first]
+            messages: list[object] = [self._queue.get()]
+            while messages[-1] is not None:
                 while not self._queue.empty() and messages[-1] is not None:
                     messages.append(self._queue.get())
-                last = messages[-1] is None
-                self._connection.send_bytes(pickle.dumps([one for one in messages if one is not None]))
-                if last:
-                    return
+                self._parent.send([message for message in messages if message is not None])
+                messages = messages[-1:] if messages[-1] is None else [self._queue.get()]
 
 
 class _RequestHandler:
@@ -173,7 +148,7 @@ class _RequestHandler:
         try:
             self._send(EngineAnswer(call.number, method(*call.arguments)))
         except Exception as error:
-            self._send(EngineAnswer(call.number, error=_picklable(error)))
+            self._send(EngineAnswer(call.number, error=make_picklable(error)))
 
     def _compile_grammar(self, source: GrammarSource) -> None:
         self._find_grammar(source)
@@ -204,24 +179,13 @@ class _RequestHandler:
             cancel()
 
 
-def run_engine(connection: Connection, setup: EngineSetup) -> None:
-    """Serve a run in the engine's process until the server's process ends it or the engine stops."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the server, which then ends the engine
-    threading.Thread(target=_exit_with_server, name="server-monitor", daemon=True).start()
-    sender = _Sender(connection)
-    forward_records(sender.send, setup.level)
-    error: BaseException | None = None
-    try:
-        _serve(connection, setup, sender)
-    except BaseException as caught:
-        error = caught
-    sender.send(EngineEnded(_picklable(error)))
-    sender.close()
-    os._exit(0 if error is None else 1)  # threads of libraries may still run
+def run_engine(parent: Parent, setup: EngineSetup) -> None:
+    """Serve a run in the engine's process until a call of `close`. Raises the error that stops the engine."""
+    with closing(_Sender(parent)) as sender:
+        _serve(parent, setup, sender)
 
 
-def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
+def _serve(parent: Parent, setup: EngineSetup, sender: _Sender) -> None:
     def send_event(event: Event) -> None:
         if isinstance(event, COUNTED):
             sender.send(event)
@@ -234,8 +198,8 @@ def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
         tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
         sender.send(EngineReady(tokens, last))
         while engine.failure is None:
-            if connection.poll(POLL_SECONDS):
-                call: EngineCall = pickle.loads(connection.recv_bytes())
+            if parent.poll(POLL_SECONDS):
+                call: EngineCall = parent.receive()
                 if call.method == "close":
                     server.grace_seconds = call.arguments[0]
                     return
@@ -243,19 +207,3 @@ def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
             if (status := engine.read_status()) != last:
                 sender.send(last := status)
         raise engine.failure
-
-
-def _picklable(error: BaseException | None) -> BaseException | None:
-    """Return the error, or one with its message if it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RunError(repr(error))
-    return error
-
-
-def _exit_with_server() -> None:
-    """Exit as soon as the server ends, so that a server that resumes the run finds it free. Commits remain."""
-    if server := parent_process():
-        server.join()
-        os._exit(1)

@@ -26,7 +26,6 @@ from pipeline.assembly import probe
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import examples_of, probe_of
 from pipeline.config.toml_output import format_settings
-from pipeline.log_records import collect_messages
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from pipeline.serve.http.api import make_app
@@ -35,6 +34,7 @@ from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.run import ServerRun
 from pipeline.versions.export import export_version
 from store.fault_points import VARIABLE
+from store.log_records import collect_messages
 from store.registry.registry import default_uri, list_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_smollm2]

@@ -18,10 +18,10 @@ from tiny_pair import sentences, write_prompts
 
 from pipeline.cluster.run import ClusterReplay
 from pipeline.config.settings import Config
-from pipeline.log_records import collect_messages
 from store.events import Event, PromptCompleted
 from store.log.lock import OWNER
 from store.log.partitions import read_manifests
+from store.log_records import collect_messages
 from store.query.log_reader import LogReader
 
 

@@ -144,6 +144,14 @@ def wait_until(condition: Callable[[], bool], failure: str = "it did not happen"
         time.sleep(0.005)
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; its parent may not know it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 @cache
 def load_pair(pair: TinyPair) -> Models:
     """Load the pair for plain decoding."""

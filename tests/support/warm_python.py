@@ -113,7 +113,7 @@ class Child:
     def _number(self) -> int:
         number = array.array("q")
         number.frombytes(self._socket.recv(8, socket.MSG_WAITALL))
-        return number[0]
+        return number[0] if number else signal.SIGKILL  # the server has ended, and with it what it forked
 
     def wait(self, block: bool) -> int | None:
         """Its status, as `os.waitpid` reports it; None if it is running. Later calls return the same status: a signal's
@@ -138,6 +138,7 @@ class Popen(subprocess.Popen):
         if words[:1] != [sys.executable]:
             super()._execute_child(*given)
             return
+        words = [word for word in words if word != "-P"]  # nothing is imported from the current folder
         own = {0: values["p2cread"], 1: values["c2pwrite"], 2: values["errwrite"]}
         fds = {number: number if fd == -1 else fd for number, fd in own.items()}
         fds |= {fd: fd for fd in values["pass_fds"]}

@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.assembly.cache import NGRAM_FILE, make_cache
 from pipeline.config.settings import Config
-from pipeline.log_records import collect_messages
 from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache
 from stages.ngrams.trie import Trie
 from stages.rules import MODES
 from store.errors import CorruptError
+from store.log_records import collect_messages
 from store.registry.ngram_file import write_ngrams
 
 SPELLING = ((0,), (1,), (0, 1), (1, 1), (1, 0, 1), None, *((0, 1, n) for n in range(2, 90)))

@@ -1,6 +1,5 @@
 """A learner in its own process: the server never waits for it, and continues when it dies."""
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from serving_tiny import (
     HANG_SECONDS,
     assert_sound,
     complete_all,
+    has_ended,
     run_server,
     select,
     serve_config,
@@ -26,17 +26,16 @@ from serving_tiny import (
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.learner_service import process as learner_process
-from pipeline.learner_service.client import QUEUE_LIMIT
-from pipeline.learner_service.process import LearnerProcess
+from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
 from store.events import Event, Updated
 from store.log.partitions import LEARNER, partition_folder
 
 SHARE = 4.0  # of a core: no sleep
 
 
-def find_children() -> list[multiprocessing.process.BaseProcess]:
-    """Return the live processes of learners."""
-    return [child for child in multiprocessing.active_children() if child.name == "learner"]
+def kill(learner: LearnerProcess, number: int = signal.SIGKILL) -> None:
+    wait_until(lambda: learner.pid is not None)
+    os.kill(learner.pid or 0, number)
 
 
 class DoubledLearner:
@@ -89,11 +88,12 @@ def test_posting_never_waits_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatc
 
 def test_a_learner_that_hangs_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     doubled = DoubledLearner(monkeypatch, tmp_path, learner_doubles.hang)
-    wait_until(lambda: bool(find_children()))
+    wait_until(lambda: doubled.learner.pid is not None)
+    pid = doubled.learner.pid
     for _ in range(1000):
         doubled.learner.post("x" * 10_000)
     doubled.learner.close(0.1)
-    assert find_children() == []
+    assert has_ended(pid or 0)
     doubled.learner.close(0.0)  # a second time as well
 
 
@@ -104,7 +104,7 @@ def test_a_learner_that_dies_is_restarted_and_its_prompts_are_lost(
     doubled.learner.post("lost")
     wait_until(lambda: bool(caplog.messages))
     assert doubled.learner.alive
-    assert "restarted" in caplog.messages[0]
+    assert "with exit status 3); it is restarted" in caplog.messages[0]
     wait_until(lambda: doubled.learner.lag == 0)
     assert (doubled.learner.posted, doubled.learner.dropped) == (1, 1)
     doubled.learner.post("received")
@@ -147,8 +147,7 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
         wait_until(lambda: learner.handled == 4)
         weights = learner.take_new_weights()
         assert weights is not None
-        (child,) = find_children()
-        os.kill(int(child.pid or 0), signal.SIGKILL)
+        kill(learner)
         wait_until(lambda: bool(caplog.messages))
         for finished in recorded.finished[4:]:
             learner.post(finished)
@@ -159,7 +158,7 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
         assert not all(map(torch.equal, newer.drafter, weights.drafter))
     finally:
         learner.close(HANG_SECONDS)
-    assert find_children() == []
+    assert learner.pid is None
     local_updates = [event for event in recorded.events if isinstance(event, Updated)]
     versions = [event.drafter_version for event in events if isinstance(event, Updated) and event.served]
     assert versions == [event.drafter_version for event in local_updates if event.served]
@@ -193,8 +192,7 @@ def test_a_signal_for_the_server_does_not_end_the_learner(
         learner.post(finished)
     wait_until(lambda: learner.handled == 2)
     for number in (signal.SIGINT, signal.SIGTERM):
-        (child,) = find_children()
-        os.kill(int(child.pid or 0), number)
+        kill(learner, number)
     for finished in recorded.finished[2:]:
         learner.post(finished)
     learner.close(HANG_SECONDS)
@@ -216,9 +214,8 @@ def test_serving_continues_without_the_learner(
         complete_all(engine, texts(700, 706))
         wait_until(lambda: engine.read_status().drafter_version > 0 or not complete_all(engine, texts(706, 707)))
         for life in range(2):
-            wait_until(lambda: bool(find_children()))
-            (child,) = find_children()
-            os.kill(int(child.pid or 0), signal.SIGKILL)
+            assert server._learner
+            kill(server._learner)
             wait_until(lambda life=life: caplog.text.count("the learner ended") == life + 1)
             assert [response.usage.emitted > 0 for response in complete_all(engine, texts(710, 713))] == [True] * 3
         assert engine.read_status().learner_alive is False

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from pipeline.log_records import PROJECT, collect_messages, handle_record
 from pipeline.reports import terminal
 from pipeline.reports.log_output import LogLevel, write_log
+from store.log_records import PROJECT, collect_messages, handle_record
 
 LOG = logging.getLogger("omnidraft.test")
 

@@ -9,7 +9,6 @@ import pytest
 from event_making import make_completed
 from rich.console import Console
 
-from pipeline.log_records import collect_messages
 from pipeline.reports.progress import BUCKET, LiveDisplay, PlainDisplay, make_display
 from store.events import (
     Drifted,
@@ -22,6 +21,7 @@ from store.events import (
     Translation,
     VersionPublished,
 )
+from store.log_records import collect_messages
 from store.query.acceptance import Acceptance
 
 DRIFT = Drifted(

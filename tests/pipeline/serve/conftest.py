@@ -1,11 +1,8 @@
-"""The learner's process is forked from one that has loaded the libraries already."""
+"""The processes of the engine and the learner are forked from one that has loaded the libraries already."""
 
 import pytest
-import warm_python
-
-from pipeline.learner_service import process
 
 
 @pytest.fixture(autouse=True)
-def _learners_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "get_context", lambda method: warm_python.Context())
+def _children_are_forked(forked: None) -> None:
+    """See `forked`."""

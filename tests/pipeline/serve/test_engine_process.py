@@ -30,11 +30,12 @@ from serving_tiny import (
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.loop import UnfitPromptError
-from pipeline.serve.engine_process import EngineDownError, EngineProcess, RestartBudget
+from pipeline.serve.engine_process import EngineDownError, EngineProcess
 from pipeline.serve.messages import BusyError, Finish
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.params import SamplingParams
 from stages.sampling.transforms import LogitTransform
+from store.child import RestartBudget
 from store.errors import ConfigError, RunError
 from store.events import BlockDone, Event
 from store.fault_points import VARIABLE
@@ -60,15 +61,6 @@ def kill(engine: EngineProcess) -> None:
 
 def wait_for_restart(engine: EngineProcess, restarts: int = 1) -> None:
     wait_until(lambda: engine.read_status().ready and engine.read_status().engine_restarts == restarts)
-
-
-def test_restarts_are_counted_within_a_window():
-    now = [0.0]
-    budget = RestartBudget(2, window=10.0, first_delay=1.0, now=lambda: now[0])
-    assert (budget.next_delay(), budget.next_delay(), budget.next_delay()) == (1.0, 2.0, None)
-    now[0] = 10.0
-    assert budget.next_delay() == 1.0, "those before are forgotten"
-    assert budget.restarts == 3
 
 
 @pytest.mark.slow
@@ -211,7 +203,7 @@ def test_what_cannot_be_served_is_refused_as_before(tiny_pair: TinyPair, tmp_pat
 
 
 def children(pid: int, name: str) -> list[int]:
-    """Processes below a process whose command line has a word."""
+    """Processes below a process whose command line has some text."""
     found: list[int] = []
     for child in Path(f"/proc/{pid}/task").glob("*/children"):
         for number in map(int, child.read_text().split()):
@@ -248,7 +240,7 @@ def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: Tin
     with server_process(tmp_path / "world", *arguments) as server:
         model = server.model()
         server.complete(TEXT, model=model)
-        engine, learner = children(server.process.pid, "spawn_main")[:2]
+        (engine,), (learner,) = (children(server.process.pid, f"\0{name}\0") for name in ("engine", "learner"))
         errors: list[tuple[int, Any]] = []
 
         def request_whole() -> None:
@@ -272,7 +264,7 @@ def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: Tin
         assert read_metric(server, "engine_restarts_total") == 1
         assert server.complete(TEXT, model=model)["choices"][0]["finish_reason"] in ("stop", "length")
         wait_until(lambda: not Path(f"/proc/{learner}").exists())  # the learner ends with its engine
-        _, learner = children(server.process.pid, "spawn_main")[:2]
+        (learner,) = children(server.process.pid, "\0learner\0")
         os.kill(learner, signal.SIGKILL)
         wait_until(lambda: read_metric(server, "learner_restarts_total") == 1)
         server.complete(TEXT, model=model)

