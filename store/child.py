@@ -98,7 +98,7 @@ class Child:
     ) -> None:
         self.name, self._plain = name, plain
         self._load = _load_plain if plain else pickle.loads
-        self._sending, self._last_error = threading.Lock(), ("", None)
+        self._sending, self._last_error = threading.Lock(), ("", b"")
         self._connection, theirs = Pipe()
         environment = {key: value for key, value in os.environ.items() if variables is None or key in variables}
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -155,8 +155,8 @@ class Child:
                     self._last_error = value
         except (EOFError, OSError):
             raise self._read_end() from None
-        except pickle.UnpicklingError as error:
-            raise ChildError(f"the process '{self.name}' sent what must not be read: {error}") from error
+        except Exception as error:
+            raise ChildError(f"the process '{self.name}' sent what cannot be read: {error!r}") from error
         raise TimeoutError(f"the process '{self.name}' must answer within {seconds:g} s")
 
     def kill(self) -> None:
@@ -177,10 +177,11 @@ class Child:
             self.kill()
             status = self._process.wait()
         text, pickled = self._last_error
-        if not text:
-            text = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-        error = pickle.loads(pickled) if pickled and not self._plain else None
-        return ChildError(f"the process '{self.name}' ended: {text}", error)
+        if text:
+            error = None if self._plain else pickle.loads(pickled)
+            return ChildError(f"the process '{self.name}' failed: {text}", error)
+        by = f"with exit status {status}" if status >= 0 else f"by signal {-status} ({signal.strsignal(-status)})"
+        return ChildError(f"the process '{self.name}' ended {by}")
 
 
 def _end_process(process: "subprocess.Popen[bytes]", connection: Connection, owner: int) -> None:
@@ -429,7 +430,8 @@ def main() -> None:
     parent, status = Parent(connection), 0
     forward_records(parent.send_record, level)
     logging.captureWarnings(True)
-    logging.getLogger("py.warnings").handlers = PROJECT.handlers
+    warned = logging.getLogger("py.warnings")
+    warned.handlers, warned.propagate = PROJECT.handlers, False
     try:
         run, args = parent.receive()
         run(parent, *args)

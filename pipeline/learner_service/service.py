@@ -45,40 +45,24 @@ REPLAYED_PROMPTS = 4096  # newest prompts that a resumed service replays to its 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """The configuration of a learner service; is sent to another process.
+    """The configuration of a learner service; is sent to another process."""
 
-    Attributes:
-        config: configuration of the run; learning is enabled, and there is one target.
-        run_folder: folder of the run; versions are written there, the log to its partition `learner`, which may exist.
-        uri: of the MLflow store.
-        datasets: name and source of each, for MLflow.
-        piece_cost: as measured by `piece_cost` where the target is loaded.
-        probe: the target's examples on the probe's prompts; with none nothing is measured.
-        uri_of_run: URI of the run on an object store, if it is on one.
-    """
-
-    config: Config
-    run_folder: Path
-    uri: str
-    datasets: tuple[tuple[str, str], ...]
-    piece_cost: float
-    probe: tuple[TrainingExample, ...]
-    uri_of_run: str | None = None
+    config: Config  # of the run; learning is enabled, and there is one target
+    run_folder: Path  # for versions, and for the log in its partition `learner`, which may exist
+    uri: str  # of the MLflow store
+    datasets: tuple[tuple[str, str], ...]  # name and source of each, for MLflow
+    piece_cost: float  # as measured by `piece_cost` where the target is loaded
+    probe: tuple[TrainingExample, ...]  # the target's, on the probe's prompts; with none nothing is measured
+    uri_of_run: str | None = None  # on an object store, if it is on one
 
 
 @dataclass(frozen=True)
 class LearnerCheckpoint:
-    """The last commit of a learner.
+    """The last commit of a learner."""
 
-    Attributes:
-        weights: the weights in service.
-        next_offset: after all prompts that it received; some of these may not be in the run's log.
-        published: number of its newest published version.
-    """
-
-    weights: Weights
-    next_offset: int
-    published: int | None
+    weights: Weights  # in service
+    next_offset: int  # after all prompts that it received; some of these may not be in the run's log
+    published: int | None  # number of its newest published version
 
 
 def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:

@@ -47,9 +47,9 @@ def test_messages_of_any_size_return(size: int):
 
 
 def test_the_end_is_named_by_the_last_error():
-    assert str(end_of(doubles.exit_with, 3)) == "the process 'short' ended: with exit status 3"
+    assert str(end_of(doubles.exit_with, 3)) == "the process 'short' ended with exit status 3"
     raised = end_of(doubles.fail, OmnidraftError("a reason"))
-    assert str(raised) == "the process 'short' ended: OmnidraftError('a reason')"
+    assert str(raised) == "the process 'short' failed: OmnidraftError('a reason')"
     assert repr(raised.error) == "OmnidraftError('a reason')"
     unread = end_of(doubles.fail_unpicklable)
     assert repr(unread.error) == """OmnidraftError("UnpicklableError('one')")"""
@@ -70,7 +70,7 @@ def test_a_killed_child_is_seen_by_the_thread_that_receives():
         child.receive(0.01)
     timer = threading.Timer(0.05, child.kill)
     timer.start()
-    with pytest.raises(ChildError, match="ended: by SIGKILL"):
+    with pytest.raises(ChildError, match=r"ended by signal 9 \(Killed\)"):
         child.receive(HANG_SECONDS)
     with pytest.raises(ChildError, match="'hanging' has ended"):
         child.send("x" * 1_000_000)
@@ -116,7 +116,7 @@ def test_the_trace_of_an_unexpected_error_is_logged(caplog: pytest.LogCaptureFix
 
 def test_a_child_that_is_not_trusted_sends_plain_values_only():
     child = Child(doubles.send_object, name="hostile", plain=True)
-    with pytest.raises(ChildError, match=r"must not name pathlib\."):
+    with pytest.raises(ChildError, match=r"cannot be read.*must not name pathlib\."):
         child.receive(HANG_SECONDS)
     child.close()
 
@@ -265,7 +265,7 @@ def test_a_kept_child_is_started_again_as_often_as_it_may():
     keeper = Keeper(doubles.crash_after, 2, delays=(0.0, 0.0, None))
     wait_until(lambda: len(keeper.ends) == 3)
     assert keeper.messages == [0, 1] * 3
-    assert keeper.ends == ["the process 'kept' ended: with exit status 3"] * 3
+    assert keeper.ends == ["the process 'kept' ended with exit status 3"] * 3
     assert keeper.started == 3
     wait_until(lambda: keeper.child.pid is None)
     with pytest.raises(ChildError, match="no process runs"):
@@ -283,7 +283,7 @@ def test_a_kept_child_takes_a_last_message_and_ends():
     keeper.child.send(None)
     keeper.child.close()
     assert keeper.messages == ["message", "other"]
-    assert keeper.ends == ["the process 'kept' ended: with exit status 0"]
+    assert keeper.ends == ["the process 'kept' ended with exit status 0"]
     assert has_ended(pid or 0)
 
 
@@ -291,7 +291,7 @@ def test_a_kept_child_that_does_not_end_is_killed():
     keeper = Keeper(doubles.hang)
     wait_until(lambda: keeper.messages == ["running"])
     keeper.child.close(0.01)
-    assert keeper.ends == ["the process 'kept' ended: by SIGKILL"]
+    assert keeper.ends == ["the process 'kept' ended by signal 9 (Killed)"]
     keeper.child.close(0.01)  # a second time as well
 
 
