@@ -1,6 +1,7 @@
 """The one kind of child process: messages, calls with a time limit, restarts, and its end with its parent."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -163,7 +164,7 @@ def test_a_call_that_ends_the_child_fails_and_the_next_is_answered(calls: ChildC
 def test_a_child_that_is_killed_between_two_calls_is_started_again(calls: ChildCalls):
     before = calls.call(("pid", None), HANG_SECONDS)
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: has_ended(before))
+    wait_until(lambda: not calls._child.alive)
     assert calls.call(("pid", None), HANG_SECONDS) != before
 
 
@@ -202,6 +203,16 @@ def test_a_fork_has_a_child_of_its_own(calls: ChildCalls):
         os._exit(0 if other != before and has_ended(other) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
     assert calls.call(("pid", None), HANG_SECONDS) == before
+
+
+def test_a_daemonic_process_may_start_one():
+    """As a worker of vLLM is, which may have no child of `multiprocessing`."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    daemon = context.Process(target=lambda: answers.put(doubles.echo_once("hi")), daemon=True)
+    daemon.start()
+    assert answers.get(timeout=HANG_SECONDS) == "hi"
+    daemon.join()
 
 
 def test_children_end_with_a_parent_that_is_killed():

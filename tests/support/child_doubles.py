@@ -21,6 +21,15 @@ def echo(parent: Parent) -> None:
         parent.send(message)
 
 
+def echo_once(message: str) -> object:
+    """Let a child return a message."""
+    child = Child(echo, name="echo")
+    child.send(message)
+    answer = child.receive(60.0)
+    child.close()
+    return answer
+
+
 def hang(parent: Parent) -> None:
     """Report that it runs, and wait."""
     parent.send("running")

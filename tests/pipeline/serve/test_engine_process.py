@@ -92,7 +92,7 @@ def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: 
 def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     with engine_process(tiny_pair, run, batch=1, serve__waiting=2) as engine:
-        done = complete_all(engine, texts(700, 703))
+        done = [one for text in texts(700, 703) for one in complete_all(engine, [text])]
         wait_until(lambda: len(select(run, "SELECT * FROM prompts")) == 3)
         before = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
         running = submit_prompt(engine, TEXT, **LONG)
@@ -108,7 +108,7 @@ def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPai
         assert refused.value.restarting
         assert refused.value.retry_after >= 1
         wait_for_restart(engine)
-        again = complete_all(engine, texts(700, 703))
+        again = [one for text in texts(700, 703) for one in complete_all(engine, [text])]
         assert [one.tokens for one in again] == [one.tokens for one in done]
     assert_sound(run)
     after = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
