@@ -1,7 +1,7 @@
 """Completed prompts as a loop over a tiny pair posts them, the events of its local learner, and learner services."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,9 @@ class RecordingLearner:
 
 
 def drop_varying(event: Event) -> Event:
-    """Reset the fields of an event that differ from run to run."""
-    return replace(event, **{name: type(getattr(event, name))() for name in VARYING if hasattr(event, name)})
+    """Reset the fields that differ from run to run, and those of the probe, which a service of these tests lacks."""
+    reset = dict.fromkeys(field.name for field in fields(event) if field.name.startswith("probe_"))
+    return replace(event, **reset, **{name: type(getattr(event, name))() for name in VARYING if hasattr(event, name)})
 
 
 def make_config(pair: TinyPair, **changes: Any) -> Config:
