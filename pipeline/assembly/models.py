@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -155,8 +156,7 @@ def load_models(
 
     Raises:
         ModelError, VocabularyError: see there.
-        ConfigError: a swap cannot be read, or weights in int8 or int4 are wanted of
-            a device that has no kernels for them.
+        ConfigError: a swap cannot be read, or weights in int8 or int4 are wanted of a device without kernels for them.
     """
     device = pick_device(config.device)
     quantised = {config.weights, config.draft.weights} & {"int8", "int4", "codes", "codes8"}
@@ -167,7 +167,6 @@ def load_models(
     sys.setswitchinterval(SWITCH_SECONDS)
     compiling = _start_compiling(config)
     source = locate(config.drafter, uri, fetched)
-    folder = Path(source) if Path(source).is_dir() else None
     drafter = load_drafter(config, source, device, measurements)
     sources = {name: locate(name, uri, fetched) for name in TargetRouter.from_config(config).targets}
     targets = {
@@ -183,19 +182,26 @@ def load_models(
         compiling.join()  # what follows is timed
     for model in (drafter, *targets.values()):
         model.prove_forward()  # and, with the threads of the run, see which kernels are fast
-    tokenizer = load_tokenizer(source)
-    drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
+    pair_with = _make_pairing(config, source, drafter)
+    return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
 
-    def with_target(name: str, target: LanguageModel) -> Models:
-        """Load one target. It shares the drafter's weights, but has sequences of its own and, with
-        `learn.lora_rank`, an adapter.
-        """
-        target_vocabulary = Vocabulary(load_tokenizer(sources[name]), name)
+
+def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callable[[str, str], DrafterModels]:
+    """Return a function that pairs a loaded drafter with a target, given the target's name and where it is.
+
+    The drafter for a target shares the drafter's weights, but has sequences of its own and, with `learn.lora_rank`, an
+    adapter.
+    """
+    tokenizer, folder = load_tokenizer(source), Path(source) if Path(source).is_dir() else None
+    vocabulary = Vocabulary(tokenizer, config.drafter)
+
+    def pair_with(name: str, target_source: str) -> DrafterModels:
+        target_vocabulary = Vocabulary(load_tokenizer(target_source), name)
         own = drafter.share_weights(_adapter(config, drafter, name, folder))
-        pair_of_both = pair_of(config.vocabulary, target_vocabulary, drafter_vocabulary)
-        return Models(name, own, target_vocabulary, drafter_vocabulary, tokenizer, folder, pair_of_both, target)
+        pair_of_both = pair_of(config.vocabulary, target_vocabulary, vocabulary)
+        return DrafterModels(name, own, target_vocabulary, vocabulary, tokenizer, folder, pair_of_both)
 
-    return tuple(with_target(name, target) for name, target in targets.items())
+    return pair_with
 
 
 def _start_compiling(config: Config) -> Thread | None:
@@ -229,24 +235,11 @@ def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: boo
     Arguments and errors as `load_models`; `decodes`: whether the drafter drafts here, or is only trained.
     """
     source, (name,) = locate(config.drafter, uri, fetched), TargetRouter.from_config(config).targets
-    folder = Path(source) if Path(source).is_dir() else None
     drafter = load_drafter(config, source, pick_device(config.device))
-    tokenizer = load_tokenizer(source)
-    drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
-    target_vocabulary = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
     drafter.prove_forward()
     if not decodes and isinstance(drafter.forward_pass, SlotForward):
         drafter.forward_pass = ModuleForward(drafter.model)
-    own = drafter.share_weights(_adapter(config, drafter, name, folder))
-    return DrafterModels(
-        name,
-        own,
-        target_vocabulary,
-        drafter_vocabulary,
-        tokenizer,
-        folder,
-        pair_of(config.vocabulary, target_vocabulary, drafter_vocabulary),
-    )
+    return _make_pairing(config, source, drafter)(name, locate(name, uri, fetched))
 
 
 def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:
