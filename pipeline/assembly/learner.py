@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import DrafterModels
-from pipeline.assembly.stages import HEAD_FILE
-from pipeline.config.sections import DriftSettings
+from pipeline.assembly.stages import HEAD_FILE, has_copies
+from pipeline.config.sections import DraftSettings, DriftSettings
 from pipeline.config.settings import Config
 from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor, Signal
@@ -19,10 +19,10 @@ from pipeline.recorder import Versions
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights
+from stages.engine.models.language_model import LanguageModel
 from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
 from stages.ngrams.cache import Cache
-from stages.rules import MODES
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.probe import ProbeResult
 from store.registry.ngram_file import write_ngrams
@@ -67,54 +67,47 @@ def make_learner(
         memory: what is published with it too; None where the rows are decoded elsewhere.
     """
     publisher = _publisher(config, models, head, cache, distill, sink, memory)
-    return LocalLearner(
-        distill, make_drift_monitor(config), _make_response(config, models, head, distill, publisher), publisher
-    )
+    response = _make_response(drift_settings(config).response, models.drafter, head, distill, publisher)
+    return LocalLearner(distill, make_drift_monitor(config), response, publisher)
 
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
     """Make the drift monitor."""
-    return DriftMonitor(drift_settings(config), choose_signals(config))
+    settings = drift_settings(config)
+    return DriftMonitor(settings, choose_signals(settings.detector, config.draft, learns=config.learn.enabled))
 
 
-def choose_signals(config: Config) -> tuple[Signal, ...]:
+def choose_signals(detector: str, draft: DraftSettings, *, learns: bool) -> tuple[Signal, ...]:
     """Return the signals that are monitored for drift."""
-    copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
-    detector, remembers = _choose_detector(config), "memory" in config.draft.sources
-    if detector == "ranks" and copies and remembers:
+    remembers = "memory" in draft.sources
+    if detector == "ranks" and has_copies(draft) and remembers:
         return ("frequency",)
-    if detector in ("ranks", "fall") and copies:
+    if detector in ("ranks", "fall") and has_copies(draft):
         return ("drafted", "predicted" if remembers else "learned")
-    return ("first",) if config.draft.stop != "never" and config.learn.enabled else ("judged",)
+    return ("first",) if draft.stop != "never" and learns else ("judged",)
 
 
 def drift_settings(config: Config) -> DriftSettings:
     """With the detector that is used, and the response that can be given: without learning nothing adapts, and without
     versions nothing can come back.
     """
-    response = config.drift.response
+    response, detector = config.drift.response, config.drift.detector
     if not config.learn.enabled:
         response = "none"
     elif response == "recall" and not config.publish.enabled:
         response = "reset"
-    return config.drift.model_copy(update={"response": response, "detector": _choose_detector(config)})
-
-
-def _choose_detector(config: Config) -> str:
-    if config.drift.detector != "auto":
-        return config.drift.detector
-    return "ranks" if "memory" in config.draft.sources and MODES[config.draft.mode].copies else "fall"
+    if detector == "auto":
+        detector = "ranks" if "memory" in config.draft.sources and has_copies(config.draft) else "fall"
+    return config.drift.model_copy(update={"response": response, "detector": detector})
 
 
 def _make_response(
-    config: Config,
-    models: DrafterModels,
+    response: str,
+    drafter: LanguageModel,
     head: AcceptanceHead,
     distill: Distill | NoDistiller,
     publisher: FolderPublisher | NoPublisher,
 ) -> DriftResponse:
-    """Make the response to drift."""
-    response = drift_settings(config).response
     if response == "none" or isinstance(distill, NoDistiller):
         return NoResponse()
     if response == "reset" or isinstance(publisher, NoPublisher):
@@ -128,7 +121,7 @@ def _make_response(
 
     versions = VersionSource(
         lambda: publisher.folders,
-        lambda folder: read_version_weights(_verify_folder(folder), models.drafter),
+        lambda folder: read_version_weights(_verify_folder(folder), drafter),
         read_rest,
     )
     return Recall(distill, versions, RECALL_MARGIN, RECALL_VERSIONS)

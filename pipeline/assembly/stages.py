@@ -65,6 +65,11 @@ def draftable(draft: DraftSettings, words: Pair) -> set[int]:
     return MODES[draft.mode].draftable_pieces(words.pieces)
 
 
+def has_copies(draft: DraftSettings) -> bool:
+    """Whether anything but the drafter drafts."""
+    return set(draft.sources) != {"model"} and MODES[draft.mode].copies
+
+
 def make_sampling_params(config: Config) -> SamplingParams:
     """The sampling parameters of the settings: of all prompts, or the defaults of requests."""
     settings = config.sampling

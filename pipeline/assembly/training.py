@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 from pipeline.assembly.costs import LAYER_OVERHEAD
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.assembly.stages import draftable
+from pipeline.assembly.stages import draftable, has_copies
 from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.engine.quantisation.modules import mean_bytes
 from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
-from stages.rules import MODES
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.head_trainer import HeadTrainer
@@ -105,7 +104,7 @@ def _make_scheduler(
     trainer = trainer_type(targets[0].drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, yield_cpu)
     worker = ThreadWorker() if lag else InlineWorker()
     step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
-    others_draft = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
+    others_draft = has_copies(config.draft)
     make_interval = UPDATE_INTERVALS[learn.spacing]
     interval = make_interval(learn.interval, steps, step_cost, config.batch, others_draft=others_draft)
     examples = max(learn.interval, LONGEST_INTERVAL) if in_closed_form else learn.interval
