@@ -4,13 +4,18 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.config.cli_options import PlainCommand
 from pipeline.reports.log_output import LogLevel, write_log
 from store.errors import OmnidraftError, UsageError
+
+MOST_TOKENS = "Most target tokens in one completion."
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all results to this JSON file.")]
+MarkdownOption = Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")]
 
 
 def run(command: Callable[..., Any]) -> None:

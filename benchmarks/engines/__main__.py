@@ -5,21 +5,13 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import run
+from benchmarks.command import JsonOption, run
 from benchmarks.engines.engines import OtherEngines
 from benchmarks.engines.llamacpp import find_llama_cpp
 from benchmarks.speed.__main__ import run_all
 from benchmarks.speed.arms import ArmName
 from benchmarks.speed.plan import FULL, QUICK, SpeedPlan
-from pipeline.config.cli_options import (
-    JsonOption,
-    SetOption,
-    TargetOption,
-    argument,
-    option,
-    overrides_of,
-    parse_settings,
-)
+from pipeline.config.cli_options import SetOption, TargetOption, argument, option, overrides_of, parse_settings
 from pipeline.config.settings import Config
 from pipeline.reports.terminal import require_file
 

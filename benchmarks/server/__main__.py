@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import run
+from benchmarks.command import JsonOption, run
 from benchmarks.server.cost import OFF, compare, make_table
 from benchmarks.server.server import OwnServer
-from pipeline.config.cli_options import JsonOption, SetOption, TargetOption, argument, overrides_of, parse_settings
+from pipeline.config.cli_options import SetOption, TargetOption, argument, overrides_of, parse_settings
 from pipeline.config.settings import Config
 from pipeline.reports.terminal import require_file, status
 from pipeline.sources.stream import open_sources, stream

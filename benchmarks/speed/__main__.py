@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import run
+from benchmarks.command import JsonOption, run
 from benchmarks.speed.arms import ON_REQUEST, ArmName, Engines, NoEngines, arms_at, require_usable
 from benchmarks.speed.benchmark import run as run_plan
 from benchmarks.speed.monitor import open_monitor
@@ -17,7 +17,6 @@ from benchmarks.speed.plan import FULL, QUICK, SpeedPlan
 from benchmarks.speed.report import show
 from pipeline.config.cli_options import (
     DrafterOption,
-    JsonOption,
     SetOption,
     TargetOption,
     argument,

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.command import typed_command
+from benchmarks.command import MOST_TOKENS, MarkdownOption, typed_command
 from benchmarks.studies.definitions import STUDIES, Study, StudyArm, StudyName
-from pipeline.config.cli_options import (
-    MOST_TOKENS,
-    MarkdownOption,
-    argument,
-    option,
-    overrides_of,
-    parse_settings,
-    set_option,
-)
+from pipeline.config.cli_options import argument, option, overrides_of, parse_settings, set_option
 from pipeline.reports.terminal import make_console, require_file, stderr_console
 from store.errors import UsageError
 

@@ -46,8 +46,9 @@ def bench(
     batch: Annotated[int | None, option("batch")] = None,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Is drafting worth it for your prompts? Plain decoding next to memory, all sources, and learning, on the same
-    prompts and target.
+    """Is drafting worth it for your prompts?
+
+    Plain decoding next to memory, all sources, and learning, on the same prompts and target.
 
     The table shows tokens per second (the median over rounds), tokens per forward pass of the target, the ratio to
     plain decoding, and how many greedy texts are the same. A sentence says what that means. `transformers` is there

@@ -23,12 +23,12 @@ from pipeline.config.cli_options import (
     NewRunsOption,
     PlainCommand,
     SetOption,
-    SourcesOption,
     argument,
     flag,
     option,
     overrides_of,
     parse_settings,
+    separated_option,
 )
 from pipeline.config.defaults import BATCH, TEMPERATURE, is_default_run, make_default_run, with_serving_defaults
 from pipeline.config.environment import read_environment
@@ -88,6 +88,7 @@ Seed = Annotated[int | None, option("seed")]
 Run = Annotated[Path | None, option("run")]
 MlflowUri = Annotated[str | None, option(MLFLOW)]
 NoPublish = Annotated[bool, flag("publish.enabled", False, "--no-publish", "No versions and no MLflow.")]
+DraftSources = Annotated[str | None, separated_option("draft.sources", "--draft-sources")]
 NoLogText = Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)]
 ConfigFile = Annotated[
     Path | None, typer.Option(help="A TOML file with any of the settings.", rich_help_panel=SETTINGS)
@@ -127,7 +128,7 @@ def replay(
     temperature: Annotated[float | None, option("sampling.temperature")] = None,
     max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
     max_draft: Annotated[int | None, option("draft.max_draft")] = None,
-    draft_sources: SourcesOption = None,
+    draft_sources: DraftSources = None,
     batch: Annotated[int | None, option("batch")] = None,
     no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", "Freeze the drafter and the head.")] = False,
     no_publish: NoPublish = False,
@@ -299,7 +300,7 @@ def serve(
         option("sampling.temperature", f"Of requests that name none. [default: {TEMPERATURE}]", min=0),
     ] = None,
     max_draft: Annotated[int | None, option("draft.max_draft", _DRAFT_HELP)] = None,
-    draft_sources: SourcesOption = None,
+    draft_sources: DraftSources = None,
     run: Run = None,
     runs: NewRunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP, rich_help_panel=RUN)] = None,

@@ -154,7 +154,6 @@ def parse_settings(settings: list[str] | None) -> dict[str, object]:
 
 
 RUNS_VARIABLE = "OMNIDRAFT_RUNS"
-MOST_TOKENS = "Most target tokens in one completion."
 _CHAT_HELP = (
     "Whether prompts are put into the target's chat template. [default: if it has one, except for builtin:docs and "
     "builtin:code]"
@@ -172,16 +171,8 @@ NewRunsOption = Annotated[
     ),
 ]
 SetOption = Annotated[list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all results to this JSON file.")]
-SourcesOption = Annotated[str | None, separated_option("draft.sources", "--draft-sources")]
-MarkdownOption = Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")]
 DrafterOption = Annotated[str | None, option("drafter", "Drafter model.")]
 TargetOption = Annotated[str | None, option("targets", "Target model.")]
-ThreadsOption = Annotated[int | None, option("threads", "CPU threads for tensors.")]
-MostTokensOption = Annotated[int, option("sampling.max_new_tokens", MOST_TOKENS)]
-DtypeOption = Annotated[str, option("dtype", "Data type of the weights.")]
-DeviceOption = Annotated[str, option("device", "Torch device; auto takes the best.")]
-TemplateOption = Annotated[str | None, option("source.template", "Template of a prompt, made from a row's columns.")]
 ChatOption = Annotated[bool | None, option("source.chat", _CHAT_HELP, "--chat/--no-chat")]
 TextOption = Annotated[
     list[str] | None,

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.command import typed_command
+from benchmarks.command import MOST_TOKENS, MarkdownOption, typed_command
 from benchmarks.studies.command import PIPE_COLUMNS, QUICK, USUAL, show_progress
 from benchmarks.studies.paper.blocks import PaperBlock
 from benchmarks.studies.paper.figures import PAPER_FIGURES, PaperFigure
 from benchmarks.studies.paper.tables import PAPER_TABLES, PaperTable
-from pipeline.config.cli_options import (
-    MOST_TOKENS,
-    MarkdownOption,
-    option,
-    overrides_of,
-    parse_settings,
-    set_option,
-)
+from pipeline.config.cli_options import option, overrides_of, parse_settings, set_option
 from pipeline.reports.terminal import make_console, require_file, stderr_console
 from store.errors import UsageError
 

@@ -41,6 +41,11 @@ def help_of(*words: str) -> str:
     return done.output
 
 
+def test_the_help_fits_on_a_screen():
+    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert len(done.output.splitlines()) <= 50
+
+
 def test_every_command_is_in_a_group():
     names = sorted({name.split()[0] for name in NAMES})
     assert sorted(name for group in GROUPS.values() for name in group) == names
