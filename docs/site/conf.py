@@ -19,7 +19,7 @@ project = "omnidraft"
 author = "the contributors of omnidraft"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "benchmarks/notes/*.md"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/*.md", "benchmarks/notes/*.md"]
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "benchmarks")]
 
 html_theme = "furo"
@@ -52,7 +52,7 @@ NAVIGATION = {
     "How it works": ("docs/path-of-a-prompt", "docs/exactness", "docs/learning"),
     "Look at runs": ("docs/dashboards", "docs/log", "docs/versions"),
     "Use it elsewhere": ("docs/serve", "docs/python", "docs/vllm", "docs/ray", "docs/operate"),
-    "Measurements": tuple(NOTES),
+    "Measurements": ("benchmarks/README", *NOTES),
     "Project": ("CONTRIBUTING", "CHANGELOG"),
 }
 GENERATED = {"docs/settings": format_settings, "docs/python": format_interface}
