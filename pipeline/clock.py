@@ -1,4 +1,4 @@
-"""The clock of a run."""
+"""The clock of a run, which continues from a checkpoint when the run is resumed."""
 
 from collections.abc import Callable
 

@@ -82,7 +82,7 @@ def test_examples_of_a_group_are_commands_of_it(name: str):
 
 
 def test_every_command_that_reports_can_do_so_in_json():
-    texts = {"serve", "dashboard", "plot", "pad"}
+    texts = {"serve", "dashboard", "plot"}
     actions = {*(f"versions {name}" for name in ("promote", "rollback", "recall", "export"))}
     without = {name for name, command in leaves() if not any("--json" in one.opts for one in command.params)}
     assert without == texts | actions
