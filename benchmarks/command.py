@@ -35,3 +35,20 @@ def typed_command() -> str:
     name = str(sys.modules["__main__"].__spec__ and sys.modules["__main__"].__spec__.name).removesuffix(".__main__")
     typed = shlex.join(["python", "-m", name, *sys.argv[1:]])
     return re.sub(r" --(out|markdown)[ =]('[^']*'|\S+)", "", typed)
+
+
+def command_block(command: str, width: int = 100) -> str:
+    """Return a command as a block of code in Markdown, whose lines are continued before options.
+
+    >>> print(command_block("python -m benchmarks.speed --batch 8 --seed 1", width=47))
+        python -m benchmarks.speed --batch 8 \\
+            --seed 1
+    """
+    begin, *options = re.split(r" (?=--)", command)
+    lines = [f"    {begin}"]
+    for option in options:
+        if len(f"{lines[-1]} {option} \\") <= width:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f"        {option}")
+    return " \\\n".join(lines)

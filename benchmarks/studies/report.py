@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.command import command_block
 from benchmarks.studies.curves import learning_tables
 from benchmarks.studies.definitions import PaperColumn, StudyName
 from benchmarks.studies.metrics import (
@@ -26,7 +27,7 @@ from benchmarks.studies.metrics import (
 )
 from benchmarks.studies.records import Record, same_prompts
 from benchmarks.studies.runner import StudyPlan
-from pipeline.reports.tables import Table, command_block
+from pipeline.reports.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -132,8 +132,16 @@ def compare_arms(config: Config, rounds: int, limit: int, report: Callable[[str]
         rejected=rejected,
         settings=config,
         machine=machine,
-        notes=[*arms.left_out, *([chat] if chat else [])],
+        notes=[*arms.left_out, *([chat.partition(";")[0]] if chat else []), *_list_disturbances(machine)],
     )
+
+
+def _list_disturbances(machine: Mapping[str, Any]) -> list[str]:
+    """Say so if more processes want the cores than there are: ratios are noisy then."""
+    load, cores = machine["load"], machine["cores"]
+    if not load or load <= cores + 1:  # one of them is this process
+        return []
+    return [f"other processes used the cores (load {load:g} on {cores}): measure again on a quiet machine"]
 
 
 def choose_prompts(

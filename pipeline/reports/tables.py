@@ -1,7 +1,6 @@
 """Tables as values: results of the measuring commands, for a terminal or as Markdown."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,27 +47,3 @@ class Table:
 def format_row(cells: Sequence[str]) -> str:
     """Join cells with pipes to a row of Markdown."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def format_tight_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table whose rule has no spaces."""
-    yield format_row(heads)
-    yield f"|---|{'---:|' * (len(heads) - 1)}"
-    yield from map(format_row, rows)
-
-
-def command_block(command: str, width: int = 100) -> str:
-    """Return a command as a block of code in Markdown, whose lines are continued before options.
-
-    >>> print(command_block("omnidraft replay --batch 8 --seed 1", width=35))
-        omnidraft replay --batch 8 \\
-            --seed 1
-    """
-    begin, *options = re.split(r" (?=--)", command)
-    lines = [f"    {begin}"]
-    for option in options:
-        if len(f"{lines[-1]} {option} \\") <= width:
-            lines[-1] += f" {option}"
-        else:
-            lines.append(f"        {option}")
-    return " \\\n".join(lines)

@@ -10,11 +10,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store.errors import RunError, UsageError
+from store.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -57,46 +56,6 @@ def require_file(flag: str, path: Path | None) -> None:
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"{flag} must name a file in a folder that exists, got '{path}'")
-
-
-def require_extra(command: str, extra: str, *packages: str) -> None:
-    """Refuse a command whose optional packages are not installed.
-
-    Args:
-        command: name of the command.
-        extra: extra of omnidraft that installs the packages.
-        packages: names of the imported packages.
-
-    Raises:
-        UsageError: one of them is missing.
-    """
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        needed, lacking = " and ".join(packages), " and ".join(missing)
-        raise UsageError(
-            f'{command} needs {needed}, but {lacking} cannot be found. Try: pip install "omnidraft[{extra}]"'
-        )
-
-
-def require_folders(*files: Path | None) -> None:
-    """Check the folders of files.
-
-    Raises:
-        RunError: the folder of one of the files does not exist.
-    """
-    for file in files:
-        if file and not file.absolute().parent.is_dir():
-            raise RunError(f"{file} must be in a folder that exists; make {file.parent} first")
-
-
-def require_plot_file(path: Path | None) -> None:
-    """Check the suffix of a plot.
-
-    Raises:
-        UsageError: it is not one of `PLOT_SUFFIXES`.
-    """
-    if path is not None and path.suffix not in PLOT_SUFFIXES:
-        raise UsageError(f"--picture must end in one of {', '.join(PLOT_SUFFIXES)}, got '{path}'")
 
 
 def make_console(pipe_columns: int = PIPE_COLUMNS) -> "Console":

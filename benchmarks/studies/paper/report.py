@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
+from benchmarks.command import command_block
 from benchmarks.studies.metrics import NONE, Metric, format_estimate, last_fifth, whole
 from benchmarks.studies.paper.blocks import CacheSize, PaperBlock
 from benchmarks.studies.paper.panels import Panel, PlotFile
 from benchmarks.studies.records import Record
 from benchmarks.studies.report import Results, circumstances, of_rates
 from benchmarks.studies.runner import StudyPlan
-from pipeline.reports.tables import Table, command_block
+from pipeline.reports.tables import Table
 
 WIDTH = 100  # columns of a page's text
 Section = tuple[str, Sequence[Table]]  # heading and tables

@@ -146,7 +146,7 @@ def test_the_command_prints_a_table_and_a_sentence(
     typed = omnidraft(*words, "--temperature", "0")
     assert typed.status == 0, typed.err
     assert all(name in typed.out for name in (*BenchArm, "tokens/forward", "4 prompts of "))
-    assert "on these prompts" in typed.out.splitlines()[-1]
+    assert " on these prompts" in " ".join(typed.out.split())  # lines are wrapped
     values = json.loads(omnidraft(*words, "--json").out)
     assert values["prompts"] == 4
     assert values["arms"]["plain"]["tokens_per_forward"] == 1
@@ -157,3 +157,8 @@ def test_several_targets_are_refused(tiny_pair: TinyPair):  # noqa: F811
     config = config_of(tiny_pair).with_overrides({"targets": ("a", "b")})
     with pytest.raises(UsageError, match="must have one target, got a, b"):
         comparison.compare_arms(config, 2, 2, lambda step: None)
+
+
+@pytest.mark.parametrize(("load", "notes"), [(None, 0), (1.5, 0), (7.0, 1)])
+def test_a_busy_machine_is_named(load: float | None, notes: int):
+    assert len(comparison._list_disturbances({"load": load, "cores": 2})) == notes

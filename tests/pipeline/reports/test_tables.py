@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from pipeline.reports.tables import Table, format_tight_table
+from pipeline.reports.tables import Table
 
 HEADS, ROWS = ("arm", "tokens/s"), (("plain", "31.5"), ("a|b", "2.0"))
 
@@ -10,7 +10,6 @@ HEADS, ROWS = ("arm", "tokens/s"), (("plain", "31.5"), ("a|b", "2.0"))
 def test_markdown_has_a_rule_that_puts_numbers_to_the_right() -> None:
     lines = ["| arm | tokens/s |", "| --- | ---: |", "| plain | 31.5 |", "| a\\|b | 2.0 |"]
     assert Table(HEADS, ROWS).markdown().splitlines() == lines
-    assert list(format_tight_table(HEADS, ROWS)) == [lines[0], "|---|---:|", *lines[2:]]
 
 
 def test_a_terminal_shows_the_title_and_puts_numbers_to_the_right() -> None:
