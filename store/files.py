@@ -7,6 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+def cache_root() -> Path:
+    """Return the cache folder: `$OMNIDRAFT_CACHE`, else `$XDG_CACHE_HOME/omnidraft`, else `~/.cache/omnidraft`."""
+    chosen, shared = os.environ.get("OMNIDRAFT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return (Path(chosen) if chosen else Path(shared or Path.home() / ".cache") / "omnidraft").absolute()
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically: readers find all of it or the previous content, also after a crash."""
     write_chunks(path, [content])

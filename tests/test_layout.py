@@ -28,8 +28,10 @@ MAY_IMPORT = {
 LAYERS = {
     "store": (
         ("store",),
-        ("store/log", "store/registry"),
-        ("store/query", "store/object_store"),
+        ("store/log",),
+        ("store/query",),
+        ("store/registry",),
+        ("store/object_store",),
     ),
     "stages": (
         ("stages/engine/quantisation",),

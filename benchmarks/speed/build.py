@@ -28,13 +28,11 @@ from pipeline.learning.publisher import Publisher
 from pipeline.loop import Loop
 from pipeline.run.committer import Committer
 from pipeline.run.event_sink import EventSink
-from pipeline.run.mlflow_run import Curves
 from pipeline.run.rounds import LoopInRounds, Records
 from stages.contract.snapshot import State
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from store.events import Drifted, Event, PromptCompleted, VersionPublished
 from store.log.run_log import RunLog
-from store.registry.registry import NoRegistry
 
 T = TypeVar("T")
 
@@ -92,9 +90,9 @@ class TimedPublisher(Publisher):
 
 
 class ReplayRecords(Records):
-    """Writes the log and the curves as `replay` does, and versions as folders, and times all of it.
+    """Writes the log as `replay` does, and versions as folders, and times all of it.
 
-    MLflow is left out, because its background thread would run in parallel with other arms. The log's writer thread is
+    MLflow is left out, because its process would run in parallel with other arms. The log's writer thread is
     measured in processor time. Drift detection is timed on a second detector that sees the same prompts.
     """
 
@@ -102,11 +100,11 @@ class ReplayRecords(Records):
         folder.mkdir(parents=True, exist_ok=True)
         others = set(threading.enumerate())
         self._log = RunLog(folder)
-        self._events = EventSink(self._log, Curves(NoRegistry(), lambda: 0))
+        self._events = EventSink(self._log)
         self._writers = set(threading.enumerate()) - others
         self._stopwatches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._committer = Committer(
-            config.commit.seconds, loop.state_dict, lambda: loop.updating, self._log, NoRegistry(), clock
+            config.commit.seconds, loop.state_dict, lambda: loop.updating, self._log, clock=clock
         )
         self._drift = make_drift_monitor(config)
         for runner in loop.runners.values():

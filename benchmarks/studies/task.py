@@ -36,7 +36,6 @@ from store.events import (
     Updated,
 )
 from store.log_records import collect_messages
-from store.registry.registry import NoRegistry
 
 POOL = 20_000  # prompts of a source from which a seed chooses
 ROUNDS = 2  # segments per source when sources alternate
@@ -252,7 +251,7 @@ def _add_places(counts: PromptCounts, meter: MeasuringDistiller | None) -> Promp
 def _open(config: Config, scratch: Path) -> tuple[Loop, tuple[Models, ...]]:
     """Load the models of all targets and build the loop."""
     models = load_models(config, registry_uri(config), scratch / "fetched")
-    return build_loop(config, models, NoRegistry(), scratch / "run", level=logging.INFO), models
+    return build_loop(config, models, scratch / "run", level=logging.INFO), models
 
 
 def _cache_size(loop: Loop) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import OmnidraftError
-from store.registry.comparisons import RecordedComparison, list_comparisons
+from store.registry.mlflow_comparisons import RecordedComparison, list_comparisons
 from store.registry.registered_version import RegisteredVersion
 from store.registry.registry import default_uri, list_versions
 

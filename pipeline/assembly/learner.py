@@ -26,7 +26,6 @@ from stages.ngrams.cache import Cache
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.probe import ProbeResult
 from store.registry.ngram_file import write_ngrams
-from store.registry.registry import Registry
 from store.registry.version_folder import open_version
 
 RECALL_MARGIN = 0.02  # gain in expected acceptance from which an earlier version is restored
@@ -34,7 +33,7 @@ RECALL_VERSIONS = 12  # newest versions that are scored after a drift: each take
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class VersionSink:
     """Where the versions of a run go."""
 
     folder: Path  # the run's
-    registry: Registry
     numbers: Numbers  # which all targets of the run share
     probe: Callable[[], ProbeResult]  # measures a version on what never changes
 
@@ -173,7 +171,6 @@ def _publisher(
         write,
         state,
         origin,
-        sink.registry,
         config.publish.interval,
         sink.numbers,
         _now,

@@ -23,14 +23,11 @@ from pipeline.recorder import Recorder
 from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages
 from stages.training.probe import ProbeResult
-from store.registry.registry import Registry
 
 LOG = logging.getLogger("omnidraft.models")
 
 
-def build_loop(
-    config: Config, targets: Sequence[Models], registry: Registry, run_folder: Path, *, level: int = logging.DEBUG
-) -> Loop:
+def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, level: int = logging.DEBUG) -> Loop:
     """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
     for models in targets:
         if line := describe_chat(config, models):
@@ -41,7 +38,7 @@ def build_loop(
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(targets, drafting, distills, strict=True):
         probe = make_probe(config, models, stages.seconds) if config.publish.enabled else ProbeResult
-        sink = VersionSink(run_folder, registry, numbers, probe)
+        sink = VersionSink(run_folder, numbers, probe)
         runners[models.name] = TargetRunner(
             models.name,
             Stages(stages.decode, stages.translate, stages.verify),

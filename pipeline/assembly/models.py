@@ -25,9 +25,9 @@ from stages.memory.search_calls import compile_search
 from stages.training.closed_form.layer import untie_output
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
-from store.errors import ConfigError, ModelError
-from store.registry.registered_version import Reference, find_number
-from store.registry.registry import default_uri, fetch_version, list_versions
+from store.errors import ConfigError
+from store.registry.registered_version import Reference
+from store.registry.registry import default_uri, fetch_version, resolve_number
 from store.registry.version_folder import MANIFEST, open_version
 
 # Matrices of smaller targets do not divide: one thread is as fast on an idle machine, several times faster on a busy
@@ -100,12 +100,7 @@ def pin_version(name: str, uri: str) -> str:
     reference = Reference.parse(name) if name.startswith("models:/") else None
     if reference is None or reference.alias is None:
         return name
-    versions = list_versions(uri, reference.name)
-    number = find_number(reference.alias, versions)
-    if number is None:
-        known = ", ".join(sorted({alias for version in versions for alias in version.aliases})) or "none"
-        raise ModelError(f"{reference.name} must have a version with the alias {reference.alias!r}, but has {known}")
-    return f"models:/{reference.name}/{number}"
+    return f"models:/{reference.name}/{resolve_number(uri, reference.name, reference.alias)}"
 
 
 def load_drafter(config: Config, source: str, device: str, measurements: Measurements | None = None) -> LanguageModel:

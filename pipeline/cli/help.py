@@ -57,12 +57,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "memory show": ("omnidraft memory show runs/first --top 20",),
     "memory forget": ("omnidraft memory forget runs/first --prompt 17",),
     "versions": ("omnidraft versions", "omnidraft versions compare floor candidate"),
-    "versions list": ("omnidraft versions list --json",),
     "versions show": ("omnidraft versions show 7",),
     "versions promote": ("omnidraft versions promote 7",),
     "versions rollback": ("omnidraft versions rollback",),
-    "versions recall": ("omnidraft versions recall 3 drafter-3",),
-    "versions prune": ("omnidraft versions prune --keep 5 --dry-run",),
+    "versions sync": ("omnidraft versions sync", "omnidraft versions sync --keep 5 --dry-run"),
     "versions compare": (
         "omnidraft versions compare floor candidate",
         "omnidraft versions compare 7 3 --probe questions.jsonl --json differences.json",

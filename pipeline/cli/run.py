@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -216,15 +217,16 @@ def _begin(config: Config, runs: Path, several: Several | None, show: Show) -> N
 def _resume(run: Path, overrides: Mapping[str, object], several: Several | None, show: Show) -> None:
     """Resume with the settings of the run; only the address of MLflow may differ."""
     from pipeline.run.folder import is_unfinished, open_run, resumed_config
-    from pipeline.run.mlflow_run import send_leftovers
 
     run_folder, mirror = open_run(run)
     given = {key: value for key, value in overrides.items() if value not in (None, [])}
     config = resumed_config(run_folder, mirror.name, given)
-    if is_unfinished(run_folder):
-        _run(config, run_folder, mirror, several, show, resume=True)
-    else:
-        print(send_leftovers(config, run_folder, mirror))
+    if not is_unfinished(run_folder):
+        raise RunError(
+            f"the run in {mirror.name} is finished: there is nothing to resume; begin another, or send what MLflow has "
+            f"not taken with `omnidraft versions sync {shlex.quote(mirror.name)}`"
+        )
+    _run(config, run_folder, mirror, several, show, resume=True)
 
 
 def _run(

@@ -86,7 +86,7 @@ def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
         store = "" if folder == RUNS else f" --runs {shlex.quote(str(folder))}"
         if config.publish.mlflow_uri:
             store = f" --mlflow-uri {shlex.quote(config.publish.mlflow_uri)}"
-        commands.append(f"omnidraft versions list{store}")
+        commands.append(f"omnidraft versions{store}")
         if versions > 1 and config.learn.enabled:
             name = shlex.quote(config.name_registered_model(config.targets[0]))
             commands.append(f"omnidraft versions compare floor candidate{store} --name {name}")

@@ -28,7 +28,7 @@ from pipeline.config.cli_options import (
     set_option,
 )
 from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
-from store.errors import UsageError
+from store.errors import OmnidraftError, UsageError
 
 if TYPE_CHECKING:
     from pipeline.versions.compare import Comparison
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
 STANDARD_OUTPUT = Path("-")
-KEPT = 10  # newest versions that prune leaves by default
 _HEADS = ("number", "aliases", "run/version", "probe", "tokens/s", "reason", "offset", "parent", "published (UTC)")
 
 
@@ -48,7 +47,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Number = Annotated[int, typer.Argument(metavar="N", help="A number of the list, without #.", show_default=False)]
+_ABOUT_VERSION = "A number of the list, or an alias such as champion."
+Version = Annotated[str, typer.Argument(metavar="N", help=_ABOUT_VERSION, show_default=False)]
+OptionalVersion = Annotated[str | None, typer.Argument(metavar="[N]", help=_ABOUT_VERSION, show_default=False)]
 UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
 StoreRunsOption = Annotated[
     Path, typer.Option("--runs", envvar=RUNS_VARIABLE, help="A folder of runs; its mlflow.db is the store.")
@@ -77,32 +78,50 @@ def choose_model(uri: str, name: str | None) -> str:
     return name or find_only_model(uri)
 
 
-class _ListByDefault(PlainGroup):
+def _choose_version(uri: str, name: str | None, text: str) -> tuple[str, int]:
+    """The registered model and the number of a version that is named by its number or an alias."""
+    from store.registry.registry import resolve_number
+
+    name = choose_model(uri, name)
+    return name, resolve_number(uri, name, text)
+
+
+class _ShowByDefault(PlainGroup):
     """`omnidraft versions` alone lists."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
+            args = ["show", *args]
         return super().parse_args(ctx, args)
 
 
-versions_group = typer.Typer(cls=_ListByDefault, help="Published drafters: list, compare, put into service, export.")
+versions_group = typer.Typer(cls=_ShowByDefault, help="Published drafters: list, compare, put into service, export.")
 
 
-@versions_group.command("list")
-def list_(
+@versions_group.command()
+def show(
+    number: OptionalVersion = None,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
     output: FormatOption = Format.TABLE,
     as_json: AsJsonOption = False,
 ) -> None:
-    """List the published drafters, the newest first."""
-    from store.registry.registry import list_versions
+    """List the published drafters, the newest first; of one, show its origin, its metrics and how to use it."""
+    from store.registry.registry import list_versions, show_version
 
-    found = list_versions(store_of(mlflow_uri, runs), name)
-    if as_json or output is Format.JSON:
+    uri, as_json = store_of(mlflow_uri, runs), as_json or output is Format.JSON
+    if number is not None:
+        name, chosen = _choose_version(uri, name, number)
+        details = show_version(uri, name, chosen)
+        if as_json:
+            print(json.dumps(asdict(details), default=str, indent=2))
+        else:
+            _print_details(details, name)
+        return
+    found = list_versions(uri, name)
+    if as_json:
         print(json.dumps([asdict(version) for version in found], default=str, indent=2))
     elif not found:
         print(f"{name or 'the registry'} has no version yet; `omnidraft replay` publishes some")
@@ -112,35 +131,27 @@ def list_(
 
 
 @versions_group.command()
-def show(
-    number: Number,
+def promote(
+    number: Version,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Keep the checked files in a new or empty folder.")
+    ] = None,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
-    output: FormatOption = Format.TABLE,
-    as_json: AsJsonOption = False,
 ) -> None:
-    """Show the origin of a version, its metrics and how to use it."""
-    from store.registry.registry import show_version
-
-    name = choose_model(uri := store_of(mlflow_uri, runs), name)
-    details = show_version(uri, name, number)
-    if as_json or output is Format.JSON:
-        print(json.dumps(asdict(details), default=str, indent=2))
-    else:
-        _print_details(details, name)
-
-
-@versions_group.command()
-def promote(
-    number: Number, mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = None
-) -> None:
-    """Make a version the champion: the one that `models:/NAME@champion` means."""
+    """Make a version the champion, the one that `models:/NAME@champion` means, after every file was checked."""
+    from store.registry.registry import fetch_version
     from store.registry.retention import promote as put_forward
 
-    name = choose_model(uri := store_of(mlflow_uri, runs), name)
-    before = put_forward(uri, name, number)
-    print(f"champion: #{number}{_instead(before, number)}")
+    name, chosen = _choose_version(uri := store_of(mlflow_uri, runs), name, number)
+    with TemporaryDirectory() as scratch, new_folder(to or Path(scratch) / "version") as free:
+        fetch_version(f"models:/{name}/{chosen}", uri, free)
+    before = put_forward(uri, name, chosen)
+    instead = "" if before in (None, chosen) else f"; instead of #{before}"
+    print(f"champion: #{chosen}, every file as it was published{instead}")
+    if to:
+        print(f"its files: {to}")
     _print_usage(name, "@champion")
 
 
@@ -151,62 +162,73 @@ def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: N
 
     name = choose_model(uri := store_of(mlflow_uri, runs), name)
     lost, found = step_back(uri, name)
-    print(f"champion: #{found} again, instead of #{lost}")
+    print(f"champion: #{found} again{'' if lost is None else f', instead of #{lost}'}")
     _print_usage(name, "@champion")
 
 
 @versions_group.command()
-def recall(
-    number: Number,
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="Keep the checked files here.", show_default=False)
+def sync(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Folders or URIs of runs. [default: all below --runs]"),
     ] = None,
-    mlflow_uri: UriOption = None,
-    runs: StoreRunsOption = RUNS,
-    name: NameOption = None,
-) -> None:
-    """Bring any version back into service: fetch it, check every file, and only then make it the champion.
-
-    With DIR, a new or empty folder, what was checked stays there, ready for `--drafter DIR`.
-    """
-    from store.registry.registry import fetch_version
-    from store.registry.retention import promote as put_forward
-
-    name = choose_model(uri := store_of(mlflow_uri, runs), name)
-    with TemporaryDirectory() as scratch, new_folder(folder or Path(scratch) / "version") as free:
-        fetch_version(f"models:/{name}/{number}", uri, free)
-    before = put_forward(uri, name, number)
-    print(f"champion: #{number}, every file as it was published{_instead(before, number)}")
-    if folder:
-        print(f"its files: {folder}")
-    _print_usage(name, "@champion")
-
-
-@versions_group.command()
-def prune(
-    keep: Annotated[int, typer.Option("--keep", help="Newest versions that stay.", min=0)] = KEPT,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            min=0,
+            help="Then delete versions from MLflow, except champion, candidate, their lineage and the N newest.",
+        ),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be deleted, without deleting it.")
+        bool, typer.Option("--dry-run", help="With --keep: print what would be deleted; nothing is sent or deleted.")
     ] = False,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Delete versions from MLflow, but for champion, candidate, their lineage and the newest ones.
-
-    Runs keep their own folders of versions.
-    """
-    from store.registry.retention import prune as clear
-
-    name = choose_model(uri := store_of(mlflow_uri, runs), name)
-    gone = clear(uri, name, keep, dry_run)
+    """Send to MLflow what it lacks of runs, as after an outage. Their folders have everything and do not change."""
+    if dry_run and keep is None:
+        raise UsageError("--dry-run needs --keep, the number of newest versions that would stay")
+    sent = {} if dry_run else _send(places, runs, mlflow_uri)
+    gone = None if keep is None else _prune(store_of(mlflow_uri, runs), name, keep, dry_run)
     if as_json:
-        print(json.dumps({"versions": gone, "deleted": not dry_run}, indent=2))
-    elif gone:
+        print(json.dumps({"sent": sent, "would_delete" if dry_run else "deleted": gone or []}, indent=2))
+        return
+    for run, numbers in sent.items():
+        print(f"{to_printable(run)}: versions sent: {numbers['versions']}, points: {numbers['points']}")
+    if gone:
         print(f"{'would delete' if dry_run else 'deleted'} {', '.join(f'#{number}' for number in gone)}")
-    else:
+    elif gone is not None:
         print("nothing to delete: every version is in use, in the lineage of one that is, or among the newest")
+
+
+def _send(places: Sequence[str] | None, runs: Path, mlflow_uri: str | None) -> dict[str, dict[str, int]]:
+    """Send what is missing of each run; return the numbers of versions and points, by run."""
+    from pipeline.run.folder import open_run
+    from pipeline.run.mlflow_run import sync_run
+    from store.registry.run_description import FILE
+
+    found, refused = dict[str, dict[str, int]](), list[str]()
+    for place in places or sorted(str(path.parent) for path in runs.glob(f"*/{FILE}")):
+        folder, mirror = open_run(Path(place))
+        try:
+            sent = sync_run(folder, mirror.name, mlflow_uri)
+        except OmnidraftError as error:  # the others do not wait for it
+            refused.append(f"{mirror.name}: {error}")
+            continue
+        found[mirror.name] = {"versions": sent.versions, "points": sent.points}
+        refused += [f"{mirror.name}: {reason}" for reason in sent.refused]
+    if refused:
+        raise OmnidraftError(f"every run must be sent, but of {'; '.join(refused)}")
+    return found
+
+
+def _prune(uri: str, name: str | None, keep: int, dry_run: bool) -> list[int]:
+    from store.registry.retention import prune
+
+    return prune(uri, choose_model(uri, name), keep, dry_run)
 
 
 @versions_group.command()
@@ -304,7 +326,7 @@ def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str
             ) from error
     first, second = done.numbers
     if uri is not None and first is not None and second is not None:
-        from store.registry.mlflow_versions import record_comparison
+        from store.registry.mlflow_comparisons import record_comparison
 
         (scratch / "comparison.json").write_text(text, encoding="utf-8")
         run = record_comparison(uri, name, first, second, done.flatten_metrics(), [scratch / "comparison.json"])
@@ -314,7 +336,7 @@ def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str
 
 @versions_group.command()
 def export(
-    number: Number,
+    number: Version,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
@@ -323,13 +345,9 @@ def export(
     """Write a version as a plain Hugging Face drafter that `transformers`, vLLM and llama.cpp load, with a card."""
     from pipeline.versions.export import export_version
 
-    name = choose_model(uri := store_of(mlflow_uri, runs), name)
-    export_version(uri, name, number, folder)
-    print(f"#{number} is in {folder}; {folder / 'README.md'} describes how to use it")
-
-
-def _instead(before: int | None, number: int) -> str:
-    return "" if before in (None, number) else f"; instead of #{before}"
+    name, chosen = _choose_version(uri := store_of(mlflow_uri, runs), name, number)
+    export_version(uri, name, chosen, folder)
+    print(f"#{chosen} is in {folder}; {folder / 'README.md'} describes how to use it")
 
 
 def _print_usage(name: str, which: str) -> None:
@@ -382,7 +400,11 @@ def _row(version: "RegisteredVersion") -> list[str]:
 def _print_details(details: "VersionDetails", name: str) -> None:
     manifest = details.manifest
     files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
-    plain = {key: value for key, value in manifest.items() if key not in ("files", "counters", "version", "parent")}
+    plain = {
+        key: value
+        for key, value in manifest.items()
+        if key not in ("files", "counters", "metrics", "version", "parent")
+    }
     plain["run/version"] = f"{manifest['run']}/{manifest['version']}"
     if manifest["parent"] is not None:
         plain["parent"] = f"{manifest['run']}/{manifest['parent']}"

@@ -1,7 +1,7 @@
 """The learner of a run with several workers: a `LearnerService` that receives completed prompts in work items."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import LogRecord
@@ -64,11 +64,11 @@ class LearnerActor:
             self._broadcast = perf_counter()
         return LearnerReport(events, weights is not None, self._records.drain()), weights
 
-    def end(self, summary: Mapping[str, float], artifacts: Sequence[Path], timeout: float) -> int:
-        """Finish the log and MLflow's run, with the arguments and result of `LearnerService.end`."""
-        return self._service.end(summary, artifacts, timeout)
+    def end(self, timeout: float) -> bool:
+        """Finish the log, with the argument and result of `LearnerService.end`."""
+        return self._service.end(timeout)
 
-    def pause(self, timeout: float) -> int:
+    def pause(self, timeout: float) -> bool:
         """Commit and stop, with the argument and result of `LearnerService.pause`."""
         return self._service.pause(timeout)
 

@@ -25,8 +25,8 @@ from pipeline.reports.vocab_report import write_pair_reports
 from pipeline.routing import TargetRouter
 from pipeline.run.committer import CommitCosts
 from pipeline.run.context import RunContext
-from pipeline.run.folder import CONFIG, VOCABULARY
-from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
+from pipeline.run.folder import VOCABULARY
+from pipeline.run.mlflow_run import UNSENT_TIMEOUT
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import Prefetcher, SourcePosition
 from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
@@ -40,7 +40,7 @@ from store.log.partitions import LEARNER, close_partition, partition_folder, par
 from store.log.parts import completed_prompts
 from store.log_records import PROJECT
 from store.object_store.uri import uri_of
-from store.query.summary import SUMMARY, write_summary
+from store.query.summary import write_summary
 from store.registry.registered_version import check_model_name
 from store.registry.registry import default_uri
 
@@ -210,17 +210,11 @@ class ClusterReplay:
 
     def _end_learner(self, pool: WorkerPool, stopped: bool) -> dict[str, Any]:
         """End the learner and write the summary."""
-        summary = write_summary(self._run.folder)
-        if stopped:
-            unsent = pool.end_learner("pause", UNSENT_TIMEOUT)
-        else:
-            plots = draw_run_plots(self._run.folder) if self.config.publish.enabled else ()
-            files = [self._run.folder / SUMMARY, self._run.folder / CONFIG, *plots]
-            unsent = pool.end_learner("end", numbers_of(summary), files, UNSENT_TIMEOUT)
-        if unsent:
+        write_summary(self._run.folder)
+        if not stopped and self.config.publish.enabled:
+            draw_run_plots(self._run.folder)
+        if not pool.end_learner("pause" if stopped else "end", UNSENT_TIMEOUT):
             LOG.warning(
-                "MLflow did not take %d messages; they wait in the learner's partition of the run",
-                unsent,
-                extra={"unsent": unsent},
+                "MLflow did not take all of the run; `omnidraft versions sync %s` sends what is missing", self._run.name
             )
         return write_summary(self._run.folder)

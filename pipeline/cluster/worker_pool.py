@@ -279,14 +279,14 @@ class WorkerPool:
         self._work_items = unprocessed + self._work_items
         self._calls = {ref: call for ref, call in self._calls.items() if call.name != LEARNER}
 
-    def end_learner(self, method: str, *arguments: object) -> int:
-        """End the learner by one of its methods. Returns the number of messages that MLflow did not take."""
+    def end_learner(self, method: str, timeout: float) -> bool:
+        """End the learner by one of its methods. Returns whether MLflow has everything after `timeout` seconds."""
         while self._learner_config and not read_manifest(open_partition(self._run_folder, LEARNER)).finished:
             while self.is_learning:
                 self.wait(RESTART_SECONDS)
-            (ref,) = self._actors.call(self._learner, method, *arguments)
+            (ref,) = self._actors.call(self._learner, method, timeout)
             try:
-                return int(self._actors.get(ref))
+                return bool(self._actors.get(ref))
             except GoneError as error:
                 self._reset_learner(error)
-        return 0  # it never started, or died after its last commit
+        return True  # it never started, or died after its last commit

@@ -10,8 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from store.errors import ModelError
-from store.registry.registered_version import Reference, VersionDetails, find_number
-from store.registry.registry import default_uri, fetch_version, find_only_model, list_versions, show_version
+from store.registry.registered_version import Reference, VersionDetails
+from store.registry.registry import (
+    default_uri,
+    fetch_version,
+    find_only_model,
+    resolve_number,
+    show_version,
+)
 from store.registry.version_folder import VersionManifest, open_version
 
 RUNS = Path("runs")
@@ -104,11 +110,7 @@ def load_version(version: int | str | os.PathLike[str], uri: str | None = None) 
         return PublishedVersion.from_folder(Path(version))
     store = uri or default_uri(RUNS)
     reference = _parse_reference(version, store)
-    number = reference.number
-    if number is None:
-        number = find_number(str(reference.alias), list_versions(store, reference.name))
-    if number is None:
-        raise ModelError(f"{reference.name} must have a version with the alias {reference.alias!r}, but has none")
+    number = reference.number or resolve_number(store, reference.name, str(reference.alias))
     return PublishedVersion.from_registry(show_version(store, reference.name, number), store)
 
 

@@ -225,8 +225,7 @@ def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: st
             handled += 1
             parent.send(_make_report(service, handled, scratch))
             yield_cpu()
-        if unsent := service.pause(UNSENT_SECONDS):
-            LOG.warning("MLflow did not take %d messages; they are kept with the run", unsent, extra={"unsent": unsent})
+        service.pause(UNSENT_SECONDS)
         parent.send(_make_report(service, handled, scratch))
 
 

@@ -6,7 +6,7 @@ that a decision names is in the log, also when a process dies.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +104,7 @@ class LearnerService:
     def _start(self, config: Config, yield_cpu: Callable[[], None]) -> None:
         run, setup = self._run, self._setup
         set_threads(1)
-        run.connect(setup.config, setup.uri, setup.run_folder.name, setup.datasets)
+        run.connect(setup.config, setup.uri, setup.datasets)
         self._models = load_drafter_models(config, setup.uri, setup.run_folder.parent / ".fetched")
         self._head = make_head(self._models, config.seed)
         self._make_learner(config, yield_cpu)
@@ -122,7 +122,7 @@ class LearnerService:
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
         (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu, background=False)
         probe = probe_of(config, models, setup.probe) if setup.probe else ProbeResult
-        sink = VersionSink(setup.run_folder, self._run.registry, Numbers(), probe)
+        sink = VersionSink(setup.run_folder, Numbers(), probe)
         self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
 
     def _resume(self, state: State) -> None:
@@ -132,7 +132,6 @@ class LearnerService:
         self._seen.extend(state["seen"])
         for prompt in self._read_logged(self._seen):
             self._learner.replay_history(prompt)
-            self._run.metrics.remember(prompt)
 
     def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
         """Read those of these prompts that are in the run's log, in any partition."""
@@ -151,7 +150,6 @@ class LearnerService:
     def on_prompt_completed(self, finished: CompletedPrompt) -> None:
         """Learn from a completed prompt."""
         cache_ngrams(self._cache, self._models.pair.pieces, finished.emitted)
-        self._run.metrics.add(finished.prompt)
         self._seen.append(finished.prompt.offset)
         self._run.events.take(self._learner.on_prompt_completed(finished))
         self._prompts += 1
@@ -192,27 +190,21 @@ class LearnerService:
         if isinstance(event, VersionPublished):
             self._published = event.version
 
-    def end(self, summary: Mapping[str, float], artifacts: Sequence[Path], timeout: float) -> int:
-        """Finish after the end of the stream: publish the last version, finish the log and MLflow's run.
+    def end(self, timeout: float) -> bool:
+        """Finish after the end of the stream: publish the last version and finish the log.
 
         Returns:
-            the number of messages that MLflow did not take within `timeout` seconds.
+            whether MLflow has everything after at most `timeout` seconds.
         """
         self._run.events.take(self._learner.end())
         self._run.commit(wait=True)
-        self._run.finish(summary, artifacts)
-        return self._close(timeout)
+        self._run.finish()
+        return self._run.disconnect(timeout)
 
-    def pause(self, timeout: float) -> int:
+    def pause(self, timeout: float) -> bool:
         """Commit and stop; the run can be resumed. Returns as `end`."""
-        self._run.registry.pause()
         self._run.commit(wait=True)
-        return self._close(timeout)
-
-    def _close(self, timeout: float) -> int:
-        unsent = self._run.disconnect(timeout)
-        self._run.push()
-        return unsent
+        return self._run.disconnect(timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from store.log.lock import RunLock
 from store.log.manifest import has_manifest
 from store.log.partitions import LEARNER, partition_folder
 
-UNSENT_SECONDS = 10.0  # for messages to MLflow
+UNSENT_SECONDS = 10.0  # to wait for MLflow
 
 
 def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:

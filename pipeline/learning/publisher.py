@@ -1,7 +1,7 @@
 """Publishing: when the drafter, its head and its n-gram cache become a version, and where it is stored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from pipeline.recorder import Versions
 from stages.contract.snapshot import State
 from stages.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
-from store.registry.registry import Registry
 from store.registry.version_folder import ManifestFields, seal
 
 VERSIONS = "versions"  # below the run's folder
@@ -80,16 +79,15 @@ class Origin:
 
 
 class FolderPublisher(Publisher):
-    """Writes versions to the run's folder, seals them, and registers them.
+    """Writes versions to the run's folder and seals them.
 
-    The folder is complete and sealed before the event is yielded; the registry is a replica.
+    The folder is complete and sealed before the event is yielded. MLflow gets it once the event is committed.
 
     Args:
         run_folder: versions go to its `versions/`.
         write: puts the drafter, head and cache as they now are into a new folder.
         state: the counters in service and the number of cached n-grams.
         origin: for the manifest.
-        registry: where versions are registered.
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
         probe: measures the drafter as it is on what never changes.
@@ -102,7 +100,6 @@ class FolderPublisher(Publisher):
         write: Callable[[Path], None],
         state: Callable[[], tuple[Versions, int]],
         origin: Origin,
-        registry: Registry,
         interval: int,
         numbers: Numbers,
         now: Callable[[], str],
@@ -110,7 +107,7 @@ class FolderPublisher(Publisher):
     ) -> None:
         self._probe = probe
         self._run_folder, self._write, self._state = run_folder, write, state
-        self._origin, self._registry, self._interval, self._now = origin, registry, interval, now
+        self._origin, self._interval, self._now = origin, interval, now
         self._numbers = numbers
         self._folders: list[tuple[int, Path]] = []
         self._published: Versions | None = None
@@ -182,8 +179,8 @@ class FolderPublisher(Publisher):
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it could commit
         self._write(folder)
         acceptance = self._accepted / self._judged if self._judged else None
-        digest = seal(folder, self._manifest(number, parent, versions, entries))
         probed = self._probe_drafter(versions.drafter)
+        digest = seal(folder, self._manifest(number, parent, versions, entries, probed.metrics))
         event = VersionPublished(
             offset=self._offset,
             version=number,
@@ -199,8 +196,6 @@ class FolderPublisher(Publisher):
             digest=digest,
             **_of_probe(probed),
         )
-        counts = {"prompts": float(self._prompts), "judged": float(self._judged)}
-        self._registry.publish(folder, event, {**counts, **probed.metrics}, drift=self._drift)
         self._drift = None
         self._folders.append((number, folder))
         self._published = versions
@@ -213,7 +208,9 @@ class FolderPublisher(Publisher):
             self._probed = version, self._probe()
         return self._probed[1]
 
-    def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
+    def _manifest(
+        self, number: int, parent: int | None, versions: Versions, entries: int, metrics: Mapping[str, float]
+    ) -> ManifestFields:
         return {
             "name": self._origin.name,
             "version": number,
@@ -230,6 +227,8 @@ class FolderPublisher(Publisher):
                 "cache_entries": entries,
             },
             "created_at": self._now(),
+            "drift": self._drift,
+            "metrics": {"prompts": float(self._prompts), "judged": float(self._judged), **metrics},
         }
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from stages.contract.snapshot import Snapshot, State, read_snapshot
 from store.log.checkpoint import read_checkpoint
 from store.log.manifest import has_manifest, read_manifest
 from store.log.run_log import Commit, RunLog
-from store.registry.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +56,7 @@ class Committer:
         save: returns the state.
         learning: whether an update is being computed, which a snapshot would have to wait for.
         log: the log to commit.
-        registry: its messages are released by the commit.
+        committed: called by the writer thread after each commit.
         clock: monotonic seconds.
     """
 
@@ -68,11 +66,11 @@ class Committer:
         save: Callable[[], State],
         learning: Callable[[], bool],
         log: RunLog,
-        registry: Registry,
+        committed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._interval, self._save, self._learning, self._log = seconds, save, learning, log
-        self._registry, self._clock = registry, clock
+        self._committed, self._clock = committed, clock
         self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
@@ -106,9 +104,7 @@ class Committer:
         started = self._clock()
         snapshot = Snapshot(self._save(), self._weights)
         self._weights = snapshot.weights
-        mark = self._registry.mark()
-        release = partial(self._registry.release, mark)
-        self._log.commit(Commit(snapshot.files, mark, release, kept=snapshot.kept_files), wait=wait)
+        self._log.commit(Commit(snapshot.files, self._committed, snapshot.kept_files), wait=wait)
         self._last = self._clock()
         self._last_cost = self._last - started
         self._commits += 1

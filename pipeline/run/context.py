@@ -1,20 +1,19 @@
 """Everything that a process opens on a run's folder, in one order for every kind of run:
 
-    lock -> folder -> checkpoint -> (models) -> log -> registry -> metrics -> committer -> events
+    lock -> folder -> checkpoint -> (models) -> log -> MLflow -> committer -> events
 
 A run in several processes has one context for its own log and one for each partition.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.config.settings import Config
 from pipeline.run.committer import Committer, last_snapshot
 from pipeline.run.event_sink import EventSink
-from pipeline.run.folder import CONFIG, SPOOL, is_unfinished, require_new
-from pipeline.run.mlflow_run import Curves, open_registry
+from pipeline.run.folder import CONFIG, is_unfinished, require_new
+from pipeline.run.mlflow_run import describe_run
 from stages.contract.snapshot import State
 from store.errors import RunError
 from store.events import Event
@@ -22,8 +21,9 @@ from store.files import write_whole
 from store.log.lock import RunLock
 from store.log.manifest import RunKind, has_manifest, read_manifest
 from store.log.mirror import Mirror, NoMirror
+from store.log.partitions import PARTITIONS
 from store.log.run_log import RunLog
-from store.registry.registry import NoRegistry, Registry
+from store.registry.notifier import Notifier
 
 # By kind of run: its name in messages, and the command that resumes it.
 _RESUMED_BY = {
@@ -43,7 +43,7 @@ class RunContext:
         mirror: copy of the commits on an object store; None if there is none.
     """
 
-    # log, registry, metrics, committer, events: available after `open`, `connect` and `commit_by`
+    # log, committer, events: available after `open` and `commit_by`
     log: RunLog
     committer: Committer
     events: EventSink
@@ -52,8 +52,7 @@ class RunContext:
         self.folder, self.kind, self.mirror = folder, kind, mirror or NoMirror(folder)
         self.name = self.mirror.name  # the run's name on a command line
         self.snapshot: State | None = None  # state of the last commit, until the run is resumed from it
-        self.registry: Registry = NoRegistry()
-        self.metrics = Curves(self.registry, lambda: 0)
+        self._notifier: Notifier | None = None
         self._lock, self._resume = RunLock(folder), False
 
     @contextmanager
@@ -109,13 +108,19 @@ class RunContext:
             finally:
                 self.log.close()
 
-    def connect(
-        self, config: Config, uri: str, run: str, datasets: Sequence[tuple[str, str]], targets: Sequence[str] = ()
-    ) -> None:
-        """Open the connection to MLflow for versions and metrics. Arguments as of `open_registry`."""
-        spool = self.folder / SPOOL
-        self.registry = open_registry(config, uri, read_manifest(self.folder), spool, run, datasets)
-        self.metrics = Curves(self.registry, lambda: time.time_ns() // 1_000_000, targets)
+    def connect(self, config: Config, uri: str, datasets: Sequence[tuple[str, str]]) -> None:
+        """Send versions and curves to MLflow after each commit from now on, unless nothing is published.
+
+        Args:
+            config: all settings.
+            uri: of the MLflow store.
+            datasets: name and source of each.
+        """
+        if config.publish.enabled:
+            run_folder = self.folder.parents[1] if self.folder.parent.name == PARTITIONS else self.folder
+            describe_run(config, run_folder, datasets, read_manifest(self.folder))
+            name = self.name if run_folder == self.folder else str(run_folder)
+            self._notifier = Notifier(run_folder, self.folder, uri, name)
 
     def commit_by(
         self,
@@ -134,33 +139,24 @@ class RunContext:
             rows: whether the state has sequences in flight; without them the log holds whole prompts only.
             show: called with every event.
         """
-        self.committer = Committer(config.commit.seconds, save, learning, self.log, self.registry)
-        metrics = None if isinstance(self.registry, NoRegistry) else self.metrics
-        text = config.log.text
-        self.events = EventSink(self.log, metrics, show, text=text, whole=not rows)
+        self.committer = Committer(config.commit.seconds, save, learning, self.log, self._notify)
+        self.events = EventSink(self.log, show, text=config.log.text, whole=not rows)
 
     def commit(self, *, wait: bool = False) -> None:
-        """Commit the log and send the metrics so far."""
-        self.metrics.flush()
+        """Commit the log."""
         self.committer.commit(wait=wait)
 
-    def finish(self, summary: Mapping[str, float] | None = None, artifacts: Sequence[Path] = ()) -> None:
-        """Finish the log and MLflow's run, with the summary of the stream. A run that is killed in this method resumes
-        from its last commit and calls it again."""
-        self.registry.finish(summary or {}, artifacts)
-        mark = self.registry.mark()
-        self.log.finish(mark, lambda: self.registry.release(mark))
+    def finish(self) -> None:
+        """Finish the log. A run that is killed in this method resumes from its last commit and calls it again."""
+        self.log.finish(self._notify)
 
-    def disconnect(self, timeout: float) -> int:
-        """Close log and registry after the last commit. Returns the number of messages that MLflow did not accept
-        within `timeout` seconds."""
-        self.log.close()
-        return self.registry.close(timeout)
-
-    def push(self) -> None:
-        """Copy the run to its mirror, with the record of what was sent to MLflow since the last commit.
-
-        Raises:
-            OmnidraftError: the object store does not answer.
+    def disconnect(self, timeout: float) -> bool:
+        """Close the log after its last commit, and wait until MLflow has it. Returns whether it does, after at most
+        `timeout` seconds.
         """
-        self.mirror.push(read_manifest(self.folder))
+        self.log.close()
+        return self._notifier is None or self._notifier.close(timeout)
+
+    def _notify(self) -> None:
+        if self._notifier:
+            self._notifier.notify()

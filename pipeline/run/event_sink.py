@@ -1,10 +1,9 @@
-"""The sink of a run's events: each goes to the log, the metrics and the display, in this order."""
+"""The sink of a run's events: each goes to the log and the display, in this order."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.recorder import without_text
-from pipeline.run.mlflow_run import Curves
 from store.events import BlockDone, Event, PromptCompleted, PromptRejected, TokenDecision
 from store.log.run_log import RunLog
 
@@ -35,7 +34,6 @@ class EventSink:
 
     Args:
         log: the token log.
-        metrics: sends points to MLflow; None if nothing is published.
         show: called with each event at once.
         text: whether the log may quote rejected source rows.
         whole: whether the log receives the events of a prompt only when it is completed.
@@ -44,13 +42,12 @@ class EventSink:
     def __init__(
         self,
         log: RunLog,
-        metrics: Curves | None = None,
         show: Callable[[Event], None] = lambda event: None,
         *,
         text: bool = True,
         whole: bool = False,
     ) -> None:
-        self._log, self._metrics, self._show = log, metrics, show
+        self._log, self._show = log, show
         self._text, self._whole = text, WholePrompts() if whole else None
         self.dirty = False  # whether anything was logged since the caller set it to False
 
@@ -60,8 +57,6 @@ class EventSink:
             if isinstance(event, PromptRejected) and not self._text:
                 event = without_text(event)
             self._keep(self._whole([event]) if self._whole else (event,))
-            if self._metrics:
-                self._metrics.add(event)
             self._show(event)
 
     def _keep(self, events: Iterable[Event]) -> None:

@@ -18,7 +18,6 @@ from store.registry.registry import default_uri
 RUNS = Path("runs")  # where runs go that are given no folder
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.json"  # reports on the pairs of vocabularies
-SPOOL = "registry-queue.jsonl"
 MLFLOW = "publish.mlflow_uri"  # the only setting that any run may change when it resumes
 
 

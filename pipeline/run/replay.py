@@ -17,8 +17,8 @@ from pipeline.reports.progress import Display
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
-from pipeline.run.folder import CONFIG, SPOOL, VOCABULARY, mlflow_of
-from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
+from pipeline.run.folder import VOCABULARY, mlflow_of
+from pipeline.run.mlflow_run import UNSENT_TIMEOUT
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import SourcePosition
 from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
@@ -28,7 +28,7 @@ from store.errors import OmnidraftError, RunError, SourceError
 from store.log.manifest import RunKind
 from store.log.mirror import Mirror
 from store.log.parts import completed_prompts
-from store.query.summary import SUMMARY, write_summary
+from store.query.summary import write_summary
 from store.registry.registered_version import check_model_name
 
 LOG = logging.getLogger("omnidraft.run")
@@ -98,7 +98,7 @@ class Replay:
                 write_pair_reports(folder / VOCABULARY, describe_pairs(self._models))
                 with stop_on_signals() as stop:
                     summary, broken = self._replay(stop, display)
-                self._close()
+                self._run.disconnect(UNSENT_TIMEOUT)
         except OSError as error:
             if error.filename is not None and not Path(error.filename).resolve().is_relative_to(folder.resolve()):
                 raise
@@ -125,17 +125,15 @@ class Replay:
                 loop, _ = self._start(stop, display)
                 learners = [runner.learner for runner in loop.runners.values()]
                 count = sum(edit(learner) for learner in learners if isinstance(learner, LocalLearner))
-            self._run.registry.pause()
             self._run.commit(wait=True)
-            self._close()
+            self._run.disconnect(UNSENT_TIMEOUT)
         return count
 
     def _start(self, stop: Stop, display: Display) -> tuple[Loop, SourcePosition]:
         """Build the loop, and restore the last commit if the run resumes."""
         run = self._run
-        datasets = datasets_of(self._sources, self.config.sources)
-        run.connect(self.config, self._uri, run.folder.name, datasets, self._router.targets)
-        loop = build_loop(self.config, self._models, run.registry, run.folder, level=logging.INFO)
+        run.connect(self.config, self._uri, datasets_of(self._sources, self.config.sources))
+        loop = build_loop(self.config, self._models, run.folder, level=logging.INFO)
         position = SourcePosition(
             stop.take_until_signal(self._events)
         )  # below the position: what a signal interrupts was not taken
@@ -172,13 +170,12 @@ class Replay:
         stopped = stop.requested or broken is not None
         if stopped:
             LOG.info("stopping: committing what was done")
-            run.registry.pause()
         run.commit(wait=True)
         summary = write_summary(run.folder)
         if not stopped:
-            published = self.config.publish.enabled
-            files = [run.folder / SUMMARY, run.folder / CONFIG, *draw_run_plots(run.folder)] if published else []
-            run.finish(numbers_of(summary), files)
+            if self.config.publish.enabled:
+                draw_run_plots(run.folder)
+            run.finish()
         return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}, broken
 
     def _resume(self, state: State, loop: Loop, position: SourcePosition, display: Display, stop: Stop) -> None:
@@ -194,7 +191,6 @@ class Replay:
         count = 0
         for count, prompt in enumerate(completed_prompts(self._run.folder), 1):  # noqa: B007
             loop.runners[prompt.target].learner.replay_history(prompt)
-            self._run.metrics.remember(prompt)
             display.remember(prompt)
         LOG.info("resumed after %d completed prompts", count, extra={"prompts": count})
         try:
@@ -204,16 +200,3 @@ class Replay:
                 raise KeyboardInterrupt from None
             raise
         self._state = self._run.snapshot = None  # what it held is elsewhere now
-
-    def _close(self) -> None:
-        unsent, name = self._run.disconnect(UNSENT_TIMEOUT), self._run.name
-        if unsent:
-            LOG.warning(
-                "MLflow did not take %d messages; they wait in %s/%s, and `omnidraft replay --resume %s` sends them",
-                *(unsent, name, SPOOL, name),
-                extra={"unsent": unsent},
-            )
-        try:
-            self._run.push()
-        except OmnidraftError as error:
-            LOG.warning("what MLflow took since the last commit is going to be sent again: %s", error)

@@ -27,7 +27,6 @@ from store.events import (
     Translation,
     Updated,
 )
-from store.registry.registry import NoRegistry
 
 T = TypeVar("T")
 ROUND_IS_DONE = PromptRejected("", 0, "the round is done")
@@ -181,7 +180,7 @@ class LoopInRounds:
     ) -> None:
         self.models = models
         config = config.with_overrides({"prompts.cache_bytes": 0})  # rounds repeat their prompts
-        self._loop = build_loop(config, [models], NoRegistry(), folder)
+        self._loop = build_loop(config, [models], folder)
         self._clock = RoundClock()
         self._records = keep(self._loop, self._clock)
         self._feed = _PromptFeed()

@@ -28,8 +28,10 @@ from stages.training.offline import OfflineTraining, OfflineUpdate
 from stages.training.probe import ProbeResult
 from store.errors import RunError
 from store.events import Event, Updated
+from store.files import json_bytes, write_whole
 from store.log.manifest import RunKind
 from store.log.mirror import Mirror
+from store.query.summary import SUMMARY
 from store.registry.registered_version import check_model_name
 
 LOG = logging.getLogger("omnidraft.train")
@@ -150,18 +152,12 @@ class LogTraining:
         """
         with self._run.open(self.config), stop_on_signals() as stop:
             datasets = [(Path(folder).name, folder) for folder in self.config.sources]
-            self._run.connect(self.config, self._uri, self._run.folder.name, datasets, self.config.targets)
-            metrics = self._run.metrics if self.config.publish.enabled else None
-            events = EventSink(self._run.log, metrics)
+            self._run.connect(self.config, self._uri, datasets)
+            events = EventSink(self._run.log)
             summary = self._train_and_publish(passes, events, show, lambda: stop.requested)
-            self._run.metrics.flush()
-            self._run.finish(_numbers_of(summary), [self._run.folder / CONFIG] if summary.version else [])
-        unsent = self._run.disconnect(UNSENT_TIMEOUT)
-        if unsent:
-            LOG.warning(
-                "MLflow did not take %d messages; `omnidraft replay --resume %s` sends them", unsent, self._run.name
-            )
-        self._run.push()
+            write_whole(self._run.folder / SUMMARY, json_bytes(_numbers_of(summary)))
+            self._run.finish()
+        self._run.disconnect(UNSENT_TIMEOUT)
         return summary
 
     def _train_and_publish(
@@ -176,7 +172,7 @@ class LogTraining:
             found = probe()
             return replace(found, metrics={**found.metrics, **measured})
 
-        sink = VersionSink(self._run.folder, self._run.registry, Numbers(), measure)
+        sink = VersionSink(self._run.folder, Numbers(), measure)
         memory = drafting.decode.memory
         learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
         versions = _Versions()

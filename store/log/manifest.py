@@ -85,7 +85,6 @@ class Manifest:
     kind: RunKind
     checkpoint: Checkpoint | None = None  # None before the first one and after the end of the stream
     finished: bool = False  # the whole stream is in the log
-    messages: int = 0  # to the registry that the commit covers; later ones are discarded
     rejected_bytes: int = 0  # size of the file of rejected rows that the commit covers; the rest is discarded
 
     @classmethod
@@ -101,7 +100,6 @@ class Manifest:
             "kind": self.kind,
             "identity": self.identity,
             "finished": self.finished,
-            "messages": self.messages,
             "rejected_bytes": self.rejected_bytes,
             "checkpoint": asdict(self.checkpoint) if self.checkpoint else None,
             "tables": {table: [asdict(part) for part in parts] for table, parts in self.tables.items()},
@@ -221,7 +219,7 @@ def parse_manifest(path: Path, content: dict[str, Any]) -> Manifest:
     checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
     _require_numbers(tables)
     _require_inside(tables, checkpoint)
-    rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
+    rest = {key: content[key] for key in ("identity", "finished", "rejected_bytes")}
     kind = RunKind(content["kind"])
     return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, kind=kind, **rest)
 

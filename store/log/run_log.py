@@ -51,13 +51,11 @@ class Commit:
     Attributes:
         files: returns the files of the checkpoint of these events, by name; called by the writer thread. None at the
             end of the stream.
-        messages: number of messages to the registry that the commit covers.
         done: called by the writer thread after the commit.
         kept: names of files of the last commit's checkpoint that are part of this one, too, unchanged.
     """
 
     files: Callable[[], Mapping[str, bytes]] | None
-    messages: int = 0
     done: Callable[[], None] = lambda: None
     kept: frozenset[str] = frozenset()
 
@@ -147,10 +145,10 @@ class RunLog:
             self._jobs.join()
             self._raise_failure()
 
-    def finish(self, messages: int = 0, done: Callable[[], None] = lambda: None) -> None:
+    def finish(self, done: Callable[[], None] = lambda: None) -> None:
         """Commit everything at the end of the stream, remove the checkpoint, and close the log."""
         try:
-            self.commit(Commit(None, messages, done), wait=True)
+            self.commit(Commit(None, done), wait=True)
         finally:
             self.close()
 
@@ -290,7 +288,6 @@ class _LogFiles:
                 tables=MappingProxyType(tables),
                 checkpoint=checkpoint,
                 finished=commit.files is None,
-                messages=commit.messages,
                 rejected_bytes=rejected_bytes,
             )
 

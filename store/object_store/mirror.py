@@ -2,7 +2,7 @@
 
 An object store replaces one object at a time, atomically, and nothing more. Therefore the new objects of a commit are
 uploaded first, under names that no other content has (their SHA-256), and the manifest last: its replacement is the
-commit. Messages to MLflow are released after that. The local folder is only a copy: a process that resumes the run
+commit. MLflow is sent only what was committed so. The local folder is only a copy: a process that resumes the run
 starts from what the manifest on the store names, and removes the rest.
 """
 
@@ -22,12 +22,12 @@ from store.log.partitions import PARTITIONS, partition_folder
 from store.log.parts import read_part
 from store.object_store.client import CHUNK
 from store.object_store.index import Files, Index, Writer
-from store.object_store.remote_run import OBJECTS, QUEUE, VERSIONS, RemoteRun, for_each
+from store.object_store.remote_run import OBJECTS, VERSIONS, RemoteRun, for_each
 from store.object_store.uri import append_path, cache_folder, uri_of
 from store.registry.version_folder import MANIFEST as VERSION_MANIFEST
 from store.registry.version_folder import read_manifest as read_version
 
-GROWING = (QUEUE, "rejected.jsonl")  # files to which one process only appends
+GROWING = ("rejected.jsonl",)  # files to which one process only appends
 MOST_PIECES = 64  # objects of a growing file; beyond, it is uploaded as one
 
 

@@ -18,7 +18,7 @@ from store.object_store.client import ObjectStore
 from store.object_store.index import Files, Index
 from store.object_store.uri import append_path, cache_folder, uri_of
 
-OBJECTS, VERSIONS, QUEUE = "objects", "versions/", "registry-queue.jsonl"
+OBJECTS, VERSIONS = "objects", "versions/"
 AT_ONCE = 8  # requests in parallel
 _PURSUITS = 5  # attempts if the manifest is replaced while its files are fetched
 _NOT_OF_IT = (LOCK, OWNER, PARTITIONS)  # in the folder of a log, but not part of it
@@ -76,7 +76,7 @@ class RemoteRun:
     def fetch(self) -> None:
         """Fetch the log that the store's manifest names into the local folder, for reading only.
 
-        Checkpoint, queue and versions are not fetched. Files that were fetched before are not checked again.
+        Checkpoint and versions are not fetched. Files that were fetched before are not checked again.
 
         Raises:
             CorruptError: an object is missing or differs from what was committed; the message names its file.
@@ -109,7 +109,7 @@ class RemoteRun:
         if index is None:
             raise RunError(f"{self.uri} must be a run, but has no {MANIFEST}; see --run")
         before = self._local_files()
-        files = {path: one for path, one in index.files.items() if not path.startswith((VERSIONS, QUEUE))}
+        files = {path: one for path, one in index.files.items() if not path.startswith(VERSIONS)}
         wanted = {**index.parts(), **files}.items()
         for_each(self._fetch_file, [(path, one) for path, one in wanted if before.get(path) != one])
 

@@ -1,10 +1,11 @@
 """URIs of runs on an object store, and their local folders. Imports nothing heavy."""
 
 import hashlib
-import os
 import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
+
+from store.files import cache_root
 
 _URI = re.compile(r"(s3|gs):/+(?P<rest>[^/].*)")
 
@@ -22,12 +23,6 @@ def append_path(uri: str, *names: str) -> str:
 
 
 def cache_folder(use: str, uri: str) -> Path:
-    """Return the local folder of a run on an object store; it has the run's name.
-
-    It is in `$OMNIDRAFT_CACHE`, else `$XDG_CACHE_HOME/omnidraft`, else `~/.cache/omnidraft`, as the cached
-    vocabularies are.
-    """
-    chosen, shared = os.environ.get("OMNIDRAFT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    root = Path(chosen) if chosen else Path(shared or Path.home() / ".cache") / "omnidraft"
+    """Return the local folder of a run on an object store, in the cache folder; it has the run's name."""
     name = PurePosixPath(urlsplit(uri).path).name
-    return root.absolute() / use / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
+    return cache_root() / use / hashlib.sha256(uri.encode()).hexdigest()[:16] / name

@@ -14,12 +14,14 @@ from store.registry.relocation import adopt_artifacts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.store.entities import PagedList
 
 T = TypeVar("T")
+IDENTITY = "mlflow.omnidraft.identity"  # tag by which runs and logged models are found again; pages hide the prefix
 KIND = "mlflow.omnidraft.kind"  # tag of the registered models that hold drafters
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _ENVIRONMENT = {  # read by mlflow when it is imported
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # a call then fails after seconds, not minutes
@@ -38,10 +40,12 @@ def connect(uri: str) -> "MlflowClient":
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if (path := local_database(uri)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         adopt_artifacts(path)
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow").setLevel(logging.ERROR)  # also if it was imported before
+    for library in ("mlflow", "urllib3"):  # which reports each of its retries
+        logging.getLogger(library).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -51,12 +55,19 @@ def open_store(uri: str) -> Iterator["MlflowClient"]:
     path = local_database(uri)
     if path is not None and not path.exists():
         raise UsageError(f"an MLflow store must exist to be read, but {path} does not; `omnidraft replay` makes one")
-    try:
+    with explain_failures(uri):
         yield connect(uri)
+
+
+@contextmanager
+def explain_failures(uri: str) -> Iterator[None]:
+    """Raise UsageError for what MLflow raises because it does not answer, or refuses."""
+    try:
+        yield
     except ImportError as error:
         raise UsageError(f"MLflow at {uri} must be reached by a package that is not there: {error}; add it") from error
     except _refusals() as error:
-        reason = getattr(error, "message", str(error))
+        reason = str(getattr(error, "message", error)).partition(" (Caused by")[0]
         raise UsageError(f"MLflow at {uri} must answer, but: {reason}; check --mlflow-uri") from error
 
 
@@ -66,15 +77,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import SQLAlchemyError
 
     return MlflowException, SQLAlchemyError
-
-
-def is_available(uri: str) -> bool:
-    """Return True if the store answers a minimal request."""
-    try:
-        connect(uri).search_experiments(max_results=1)
-    except Exception:  # any failure means that the store is not available
-        return False
-    return True
 
 
 def is_transient(error: Exception) -> bool:
@@ -90,7 +92,7 @@ def is_transient(error: Exception) -> bool:
 
 def local_database(uri: str) -> Path | None:
     """Return the file of a SQLite URI; None for any other store."""
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+    return Path(uri.removeprefix(SQLITE)).resolve() if uri.startswith(SQLITE) else None
 
 
 def find_or_create(find: Callable[[], list[T]], make: Callable[[], object], remove: Callable[[T], object]) -> T:
@@ -117,6 +119,20 @@ def fetch_pages(search: Callable[[str | None], "PagedList[T]"]) -> list[T]:
         page = search(page.token)
         found += page
     return found
+
+
+def find_runs(client: "MlflowClient", experiment: str, identity: str) -> list["Run"]:
+    """Find the runs of an experiment with this identity, or this prefix if it ends with %; oldest first."""
+    like = f"tags.`{IDENTITY}` LIKE '{identity}'"
+    by = ["attributes.start_time ASC"]
+    return fetch_pages(lambda page: client.search_runs([experiment], like, order_by=by, page_token=page))
+
+
+def find_models(client: "MlflowClient", experiment: str, identity: str) -> list["LoggedModel"]:
+    """Find the logged models of an experiment with this identity, as `find_runs` does."""
+    like = f"tags.`{IDENTITY}` LIKE '{identity}'"
+    found = fetch_pages(lambda page: client.search_logged_models([experiment], like, page_token=page))
+    return sorted(found, key=lambda one: one.creation_timestamp)
 
 
 def versions_of(client: "MlflowClient", name: str, order: str = "ASC") -> list["ModelVersion"]:

@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 from store.errors import UsageError
 from store.registry.mlflow_client import open_store, versions_of
+from store.registry.mlflow_sync import EXPERIMENT
 from store.registry.registered_version import RegisteredVersion, find_lineage
-from store.registry.registry import EXPERIMENT, list_versions
+from store.registry.registry import list_versions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

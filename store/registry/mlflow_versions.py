@@ -2,12 +2,14 @@
 
 This follows from MLflow's pages. The registry's comparison shows the metrics of *runs*, so every version is a nested
 run; the models table shows metrics that name a model and a dataset. Run and model have the tag `IDENTITY`, by which
-they are found again, so that whatever a killed process left half-made is completed. A comparison of two versions is a
-run of its own, on the same level as replays.
+they are found again, so that whatever a killed process left half-made is completed. The last thing to be written is the
+tag `SENT` of the nested run: a version whose run has it is never sent again, even if somebody deletes it.
 """
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -16,25 +18,23 @@ from typing import TYPE_CHECKING
 
 from store.events import VersionPublished
 from store.files import digest_of
-from store.outbox import Body
 from store.registry.mlflow_client import (
+    IDENTITY,
     KIND,
-    fetch_pages,
+    find_models,
     find_or_create,
-    model_id_of,
-    open_store,
-    resolve,
+    find_runs,
     versions_of,
 )
 from store.registry.registered_version import (
     MODEL_NOTE,
     Lineage,
-    Reference,
     drafter_of_name,
     metric_key,
     tags_of,
     version_note,
 )
+from store.registry.run_description import RunDescription
 from store.registry.version_folder import MANIFEST, VersionManifest
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Dataset, DatasetInput, LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
 
-IDENTITY = "mlflow.omnidraft.identity"  # a tag; MLflow's pages hide tags with this prefix
-ALIAS = "candidate"  # the newest version that learned something, or any where there is none
+SENT = "mlflow.omnidraft.sent"  # tag: what is in MLflow of the version or of the run
+CANDIDATE = "candidate"  # alias of the newest version that learned something, or any where there is none
 LONGEST_NAME, LONGEST_SOURCE = 200, 10_000  # of a data set, in characters; MLflow allows 500 and 65535
 PROBE = "probe/"  # metrics of this section are measured on a fixed set of prompts, not on the stream
+# Metrics that are sent first: MLflow's comparison begins with the first one that all versions have.
+_FIRST = ("probe/acceptance", "probe/tokens_per_second", "probe/tokens_per_forward", "acceptance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,114 +56,144 @@ class SentVersion:
 
     model_id: str
     number: int  # in the registered model
+    name: str  # of the registered model
     run_id: str = ""
     next: int = 0  # the stream offset after its last prompt
-    target: str | None = None  # messages of older releases have none
-    name: str = ""  # of the registered model; messages of older releases have none
+    target: str = ""
+    ended: int = 0  # milliseconds since 1970
+
+    @classmethod
+    def parse(cls, run: "Run") -> "SentVersion | None":
+        """Read the tag of a nested run; None if the version was not sent to its end."""
+        text = run.data.tags.get(SENT)
+        return cls(**json.loads(text)) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class SentRun:
+    """A run in MLflow."""
+
+    experiment: str
+    run_id: str
+    color: str
+    description: RunDescription
+    base: SentVersion | None  # the registered version that the run starts from
+    versions: dict[int, SentVersion]  # by their numbers within the run
+
+
+@dataclass(frozen=True, slots=True)
+class LocalVersion:
+    """A version in the run's folder."""
+
+    event: VersionPublished
+    folder: Path
+    manifest: VersionManifest
+    changes: Sequence[str] | None  # since its parent, as of `list_changes`; None if not known
+
+    @property
+    def made_at(self) -> int:
+        """When it was published, in milliseconds since 1970."""
+        return int(datetime.fromisoformat(self.manifest["created_at"]).timestamp() * 1000)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the version, those first that pages compare first."""
+        known: Mapping[str, float | None] = {
+            **self.manifest["metrics"],
+            "acceptance": self.event.acceptance,
+            "version/cache_entries": self.event.cache_entries,
+        }
+        ordered = {key: known.get(key) for key in (*_FIRST, *known)}
+        return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
 
 
 class Publication:
-    """Sends one published version to MLflow.
+    """Sends one version to MLflow. `run`: its run, which is there already."""
 
-    Args:
-        client: client of the store.
-        known: results of the run's earlier deliveries, as in `Sender`.
-        model: name of the registered model; None is that of the manifest.
-        made: the event of the publication.
-        drift: offset of the drift to which the version is the first response.
-        manifest: of the version's folder.
-    """
+    def __init__(self, client: "MlflowClient", run: SentRun, version: LocalVersion) -> None:
+        self._client, self._run, self._version, self._made = client, run, version, version.event
+        self._model = version.manifest["name"]
+        self._identity = f"{run.description.identity}/v{self._made.version}"
+        self._name = f"{run.description.name} v{self._made.version}"
+        self._parent = self._find_parent()
+        self._ended = version.made_at
+        self._lineage = self._describe_lineage()
 
-    def __init__(
-        self,
-        client: "MlflowClient",
-        known: Body,
-        model: str | None,
-        made: VersionPublished,
-        drift: int | None,
-        manifest: VersionManifest,
-    ) -> None:
-        self._client, self._known, self._made = client, known, made
-        self._manifest, self._model = manifest, model or manifest["name"]
-        self._experiment: str = known["experiment_id"]
-        self._identity = f"{known['identity']}/v{made.version}"
-        self._parent = self._sent_parent()
-        first = None if made.parent is None else min(self._parent.next if self._parent else 0, made.offset)
-        sources = ", ".join(name for name, _ in known["datasets"])
-        drafter = drafter_of_name(manifest["drafter"])
-        parent = self._parent.number if self._parent and self._parent.name in ("", self._model) else None
-        self._lineage = Lineage(known["name"], drafter, parent, first, drift, sources)
-
-    def send(self, folder: Path, metrics: Body) -> Body:
-        """Create everything in MLflow that does not exist yet; return the fields of `SentVersion`."""
-        run_id = self._run()
-        model_id = self._logged_model(run_id, folder)
-        self._log_metrics(run_id, model_id, metrics, self._manifest["created_at"])
-        tags = tags_of(self._made, self._lineage, metrics, digest_of(folder / MANIFEST))
-        number = self._register(run_id, model_id, tags)
-        self._note_output(self._known["run_id"], model_id)  # shown in its row of the runs table
-        self._client.set_terminated(run_id)
+    def send(self) -> SentVersion:
+        """Create everything in MLflow that does not exist yet."""
+        run_id = self._create_run()
+        model_id = self._create_model(run_id)
+        self._log_metrics(run_id, model_id)
+        number = self._register(run_id, model_id)
+        self._note_output(self._run.run_id, model_id)  # shown in its row of the runs table
         self._move_alias(number)
         after = self._made.offset + (self._made.parent is not None)  # the first version is published before its offset
-        return asdict(SentVersion(model_id, number, run_id, after, self._made.target, self._model))
+        sent = SentVersion(model_id, number, self._model, run_id, after, self._made.target, self._ended)
+        self._client.set_terminated(run_id, end_time=self._ended)
+        self._client.set_tag(run_id, SENT, json.dumps(asdict(sent)))
+        return sent
 
-    def _sent_parent(self) -> SentVersion | None:
+    def _find_parent(self) -> SentVersion | None:
         """Return the parent, or the last version before it that was sent, or the version that the run starts from."""
-        made, known = self._made, self._known
-        if made.parent is not None:
-            for version, sent in sorted(sent_versions(known).items(), reverse=True):
-                if version <= made.parent and (sent.target or made.target) == made.target:
+        if self._made.parent is not None:
+            for version, sent in sorted(self._run.versions.items(), reverse=True):
+                if version <= self._made.parent and sent.target == self._made.target:
                     return sent
-        return SentVersion(**known["base"]) if known.get("base") else None
+        return self._run.base
 
-    def _run(self) -> str:
+    def _describe_lineage(self) -> Lineage:
+        made, manifest, parent = self._made, self._version.manifest, self._parent
+        first = None if made.parent is None else min(parent.next if parent else 0, made.offset)
+        return Lineage(
+            self._run.description.name,
+            drafter_of_name(manifest["drafter"]),
+            parent.number if parent and parent.name == self._model else None,
+            first,
+            self._version.changes,
+            manifest["drift"],
+            ", ".join(name for name, _ in self._run.description.datasets),
+        )
+
+    def _create_run(self) -> str:
         from mlflow.entities import LoggedModelInput, Param
 
-        run: Run = find_or_create(
-            lambda: find_runs(self._client, self._experiment, self._identity),
-            self._create_run,
-            lambda other: self._client.delete_run(other.info.run_id),
-        )
-        run_id, made = run.info.run_id, self._made
-        params = {**self._known["params"], "version": made.version, "offset": made.offset, "reason": made.reason}
-        self._client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
-        parents = [LoggedModelInput(self._parent.model_id)] if self._parent else None
-        self._client.log_inputs(run_id, datasets=inputs([stream_of(self._known)]), models=parents)
-        return str(run_id)
-
-    def _create_run(self) -> None:
+        made, run = self._made, self._run
         tags = {
             IDENTITY: self._identity,
             "kind": "version",
-            "mlflow.parentRunId": self._known["run_id"],
-            "mlflow.runColor": self._known["color"],
-            "mlflow.note.content": version_note(self._made, self._lineage),
+            "mlflow.parentRunId": run.run_id,
+            "mlflow.runColor": run.color,
+            "mlflow.note.content": version_note(made, self._lineage),
         }
-        name = f"{self._known['name']} v{self._made.version}"
-        self._client.create_run(self._experiment, run_name=name, tags=tags)
+        began = self._parent.ended if self._parent and self._parent.ended else run.description.began
+        found: Run = find_or_create(
+            lambda: find_runs(self._client, run.experiment, self._identity),
+            lambda: self._client.create_run(run.experiment, min(began, self._ended), tags, self._name),
+            lambda other: self._client.delete_run(other.info.run_id),
+        )
+        run_id = str(found.info.run_id)
+        params = {**run.description.params, "version": made.version, "offset": made.offset, "reason": made.reason}
+        self._client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
+        parents = [LoggedModelInput(self._parent.model_id)] if self._parent else None
+        self._client.log_inputs(run_id, datasets=inputs([stream_of(run.description)]), models=parents)
+        return run_id
 
-    def _logged_model(self, run_id: str, folder: Path) -> str:
-        model = find_or_create(
-            lambda: find_models(self._client, self._experiment, self._identity),
-            lambda: self._create_model(run_id),
+    def _create_model(self, run_id: str) -> str:
+        made = self._made
+        params = {"version": str(made.version), "offset": str(made.offset), "reason": made.reason}
+        name = re.sub(r"[^\w-]+", "-", f"{self._run.description.name}-v{made.version}")  # MLflow refuses others
+        model: LoggedModel = find_or_create(
+            lambda: find_models(self._client, self._run.experiment, self._identity),
+            lambda: self._client.create_logged_model(
+                self._run.experiment, name, run_id, {IDENTITY: self._identity}, params, "drafter"
+            ),
             lambda other: self._client.delete_logged_model(other.model_id),
         )
         self._note_output(run_id, model.model_id)
         if str(model.status) != "READY":
-            self._client.log_model_artifacts(model.model_id, str(folder))
+            self._client.log_model_artifacts(model.model_id, str(self._version.folder))
             self._client.finalize_logged_model(model.model_id, "READY")
         return str(model.model_id)
-
-    def _create_model(self, run_id: str) -> None:
-        made = self._made
-        self._client.create_logged_model(
-            self._experiment,
-            name=f"{self._known['name']}-v{made.version}",
-            source_run_id=run_id,
-            tags={IDENTITY: self._identity},
-            params={"version": str(made.version), "offset": str(made.offset), "reason": made.reason},
-            model_type="drafter",
-        )
 
     def _note_output(self, run_id: str, model_id: str) -> None:
         from mlflow.entities import LoggedModelOutput
@@ -170,146 +202,72 @@ class Publication:
         if model_id not in [output.model_id for output in (outputs.model_outputs if outputs else ())]:
             self._client.log_outputs(run_id, [LoggedModelOutput(model_id, self._made.offset)])
 
-    def _log_metrics(self, run_id: str, model_id: str, metrics: Body, created_at: str) -> None:
+    def _log_metrics(self, run_id: str, model_id: str) -> None:
         """Log metrics with model and dataset, since the models table shows only such metrics.
 
         Metrics of the probe name the probe as dataset, so that versions of all runs share their columns.
         """
         from mlflow.entities import Metric
 
-        when = int(datetime.fromisoformat(created_at).timestamp() * 1000)
-        stream, probe = stream_of(self._known), dataset("probe", str(self._known["params"].get("probe", "")))
-        of = {key: probe if key.startswith(PROBE) else stream for key in metrics}
-        self._client.log_batch(
-            run_id,
-            metrics=[
-                Metric(metric_key(key), value, when, self._made.offset, model_id, of[key].name, of[key].digest, run_id)
-                for key, value in metrics.items()
-            ],
-        )
+        description = self._run.description
+        stream, probe = stream_of(description), dataset("probe", description.params.get("probe", ""))
+        metrics = [
+            Metric(metric_key(key), value, self._ended, self._made.offset, model_id, of.name, of.digest, run_id)
+            for key, value in self._version.metrics.items()
+            for of in [probe if key.startswith(PROBE) else stream]
+        ]
+        self._client.log_batch(run_id, metrics=metrics)
 
-    def _register(self, run_id: str, model_id: str, tags: dict[str, str]) -> int:
+    def _register(self, run_id: str, model_id: str) -> int:
         import mlflow
 
         client = self._client
         mlflow.set_tracking_uri(client.tracking_uri)  # its SQLite registry looks logged models up there
-        if not (found := client.search_registered_models(f"name = '{self._model}'")):
+        if not client.search_registered_models(f"name = '{self._model}'"):
             pair = {KIND: "drafter", "target": self._made.target, "drafter": self._lineage.drafter}
             client.create_registered_model(self._model, pair, MODEL_NOTE)
-        elif KIND not in found[0].tags:  # created by an earlier release
-            client.set_registered_model_tag(self._model, KIND, "drafter")
+        manifest = digest_of(self._version.folder / MANIFEST)
+        tags = tags_of(self._made, self._lineage, self._version.metrics, manifest)
+        note = version_note(self._made, self._lineage)
         version: ModelVersion = find_or_create(
             lambda: find_versions(client, self._model, [run_id]),
-            lambda: self._create_version(run_id, model_id, tags),
+            lambda: client.create_model_version(
+                self._model, f"models:/{model_id}", run_id, tags=tags, description=note, model_id=model_id
+            ),
             lambda other: client.delete_model_version(self._model, other.version),
         )
         link = json.dumps([{"name": self._model, "version": int(version.version)}])
         client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the models table reads it
         return int(version.version)
 
-    def _create_version(self, run_id: str, model_id: str, tags: dict[str, str]) -> None:
-        self._client.create_model_version(
-            self._model,
-            f"models:/{model_id}",
-            run_id,
-            tags=tags,
-            description=version_note(self._made, self._lineage),
-            model_id=model_id,
-        )
-
     def _move_alias(self, number: int) -> None:
-        """Move the alias to this version, unless a newer one has it: messages can be late or repeated.
+        """Move the alias to this version, unless a newer one has it: a version can be sent late or again.
 
         A version whose run had changed neither drafter nor head takes the alias only where no version has it.
         """
-        sent = [version for version, one in sent_versions(self._known).items() if one.name in ("", self._model)]
+        sent = [version for version, one in self._run.versions.items() if one.name == self._model]
         newest_of_run = self._made.version == max([self._made.version, *sent])
         aliases = self._client.get_registered_model(self._model).aliases
-        free = ALIAS not in aliases
+        free = CANDIDATE not in aliases
         learned = self._made.drafter_version or self._made.head_version
-        if newest_of_run and (free or (learned and number > int(aliases[ALIAS]))):
-            self._client.set_registered_model_alias(self._model, ALIAS, str(number))
+        if newest_of_run and (free or (learned and number > int(aliases[CANDIDATE]))):
+            self._client.set_registered_model_alias(self._model, CANDIDATE, str(number))
 
 
-def record_comparison(
-    uri: str, name: str, first: int, second: int, metrics: Mapping[str, float], files: Sequence[Path]
-) -> str:
-    """Write a comparison of two versions as an MLflow run of its own; return the run's id.
-
-    A comparison with the same versions, metrics and contents of files is one run, however often it is written. Raises
-    ModelError for a version that does not exist, UsageError without a store.
-    """
-    from mlflow.entities import LoggedModelInput, Metric, Param
-
-    content = [name, first, second, sorted(metrics.items()), [(path.name, digest_of(path)) for path in files]]
-    identity = f"comparison-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
-    with open_store(uri) as client:
-        pair = [resolve(client, Reference(name, number)) for number in (first, second)]
-        experiment = client.get_run(str(pair[1].run_id)).info.experiment_id
-        tags = _comparison_tags(identity, pair, metrics)
-        run = find_or_create(
-            lambda: find_runs(client, experiment, identity),
-            lambda: client.create_run(experiment, run_name=f"#{first} and #{second}", tags=tags),
-            lambda other: client.delete_run(other.info.run_id),
-        )
-        run_id, made = str(run.info.run_id), run.info.start_time  # the same for every attempt
-        if run.info.status != "FINISHED":
-            points = [Metric(key, value, made, 0) for key, value in sorted(metrics.items())]
-            params = [Param("first", str(first)), Param("second", str(second))]
-            client.log_batch(run_id, metrics=points, params=params)
-            client.log_inputs(run_id, models=[LoggedModelInput(model_id_of(version)) for version in pair])
-            for path in files:
-                client.log_artifact(run_id, str(path))
-            client.set_terminated(run_id)
-    return run_id
-
-
-def _comparison_tags(identity: str, pair: Sequence["ModelVersion"], metrics: Mapping[str, float]) -> dict[str, str]:
-    rows = "\n".join(f"| {key} | {value:.4g} |" for key, value in sorted(metrics.items()))
-    versions = "\n".join(f"- version {version.version}: {version.description}" for version in pair)
-    note = f"Two versions of {pair[0].name} on the same prompts:\n\n{versions}\n\n| metric | value |\n|---|---|\n{rows}"
-    return {
-        IDENTITY: identity,
-        "kind": "comparison",
-        "mlflow.source.name": "omnidraft versions compare",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.note.content": note,
-    }
-
-
-def sent_versions(known: Body) -> dict[int, SentVersion]:
-    """Return the versions of the run that were sent, by their numbers within it."""
-    return {int(key[1:]): SentVersion(**sent) for key, sent in known.items() if key[0] == "v"}
-
-
-def remove_duplicates(client: "MlflowClient", known: Body) -> None:
+def remove_duplicates(client: "MlflowClient", run: SentRun) -> None:
     """Remove duplicates made by requests that arrived after they were given up."""
-    experiment, mine, sent = known["experiment_id"], f"{known['identity']}%", sent_versions(known).values()
-    for model in {one.name for one in sent if one.name}:
+    mine, sent = f"{run.description.identity}%", run.versions.values()
+    for model in {one.name for one in sent}:
         mine_there = [one for one in sent if one.name == model]
         for version in find_versions(client, model, [one.run_id for one in mine_there]):
             if int(version.version) not in [one.number for one in mine_there]:
                 client.delete_model_version(model, version.version)
-    for logged in find_models(client, experiment, mine):
+    for logged in find_models(client, run.experiment, mine):
         if logged.model_id not in [one.model_id for one in sent]:
             client.delete_logged_model(logged.model_id)
-    for run in find_runs(client, experiment, mine):
-        if run.info.run_id not in [known["run_id"], *(one.run_id for one in sent)]:
-            client.delete_run(run.info.run_id)
-
-
-def find_runs(client: "MlflowClient", experiment: str, identity: str) -> list["Run"]:
-    """Find the runs of an experiment with this identity, or this prefix if it ends with %; oldest first."""
-    like = f"tags.`{IDENTITY}` LIKE '{identity}'"
-    by = ["attributes.start_time ASC"]
-    return fetch_pages(lambda page: client.search_runs([experiment], like, order_by=by, page_token=page))
-
-
-def find_models(client: "MlflowClient", experiment: str, identity: str) -> list["LoggedModel"]:
-    """Find the logged models of an experiment with this identity, as `find_runs` does."""
-    like = f"tags.`{IDENTITY}` LIKE '{identity}'"
-    found = fetch_pages(lambda page: client.search_logged_models([experiment], like, page_token=page))
-    return sorted(found, key=lambda one: one.creation_timestamp)
+    for other in find_runs(client, run.experiment, mine):
+        if other.info.run_id not in [run.run_id, *(one.run_id for one in sent)]:
+            client.delete_run(other.info.run_id)
 
 
 def find_versions(client: "MlflowClient", model: str, runs: Collection[str]) -> list["ModelVersion"]:
@@ -320,9 +278,9 @@ def find_versions(client: "MlflowClient", model: str, runs: Collection[str]) -> 
     return [version for version in versions_of(client, model) if version.run_id in runs]
 
 
-def stream_of(known: Body) -> "Dataset":
+def stream_of(description: RunDescription) -> "Dataset":
     """Describe the run's sources as one dataset, so that runs over the same sources share their metric columns."""
-    pairs = known["datasets"]
+    pairs = description.datasets
     return dataset(" + ".join(name for name, _ in pairs) or "stream", ", ".join(source for _, source in pairs))
 
 

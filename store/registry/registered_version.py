@@ -1,7 +1,6 @@
 """Registered versions as dataclasses, and their tags and descriptions in MLflow."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from store.files import digest_of
 from store.registry.version_folder import MANIFEST, VersionManifest
 
 Number = TypeVar("Number", int, float)
-ABOUT = "about"  # tag of versions of earlier releases: JSON of all values that had no tag of their own
 HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
-MODEL = "omnidraft-drafter"  # registered model of earlier releases, for all pairs
 _PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
@@ -59,7 +56,8 @@ class Lineage:
     run: str
     drafter: str  # as it is named in the registered model, or as it was configured
     parent: int | None  # number in the registry
-    first: int | None  # first stream offset that it learned from; None for the drafter as it was loaded
+    first: int | None  # first stream offset since its parent; None for the drafter as it was loaded
+    changes: Sequence[str] | None  # what differs from its parent; None if not known
     drift: int | None
     datasets: str
 
@@ -179,7 +177,7 @@ def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None
     Args:
         folder: the folder with the manifest.
         digest: digest of the files.
-        tags: tags of the registered version, with `ABOUT` unfolded.
+        tags: tags of the registered version, from `tag_values`.
 
     Raises:
         CorruptError: the digest of the files or the manifest differs from the registered one.
@@ -239,13 +237,8 @@ def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) ->
 
 
 def tag_values(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags by their plain names: also those that pages hide, and those that earlier releases folded into one."""
-    try:
-        folded = json.loads(tags.get(ABOUT, "{}"))
-    except ValueError:  # users can edit tags in MLflow's pages
-        folded = {}
-    shown = {key.removeprefix(HIDDEN): value for key, value in tags.items() if key != ABOUT}
-    return ({key: str(value) for key, value in folded.items()} if isinstance(folded, dict) else {}) | shown
+    """Return tags by their plain names: also those that pages hide."""
+    return {key.removeprefix(HIDDEN): value for key, value in tags.items()}
 
 
 def tags_of(
@@ -256,7 +249,7 @@ def tags_of(
     Args:
         event: of the publication.
         lineage: its origin.
-        metrics: as of `Registry.publish`.
+        metrics: of its manifest, and others by name.
         manifest: SHA-256 of its manifest.
     """
     probe, speed = (metrics.get(f"probe/{name}") for name in ("acceptance", "tokens_per_second"))
@@ -276,6 +269,7 @@ def tags_of(
         "offset": event.offset,
         "reason": event.reason,
         "datasets": lineage.datasets,
+        "changes": ", ".join(lineage.changes or ()) or None,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
         "manifest": manifest,
@@ -318,10 +312,20 @@ def _format_change(summary: Mapping[str, float], dataset: str, metric: str, digi
 
 def version_note(made: VersionPublished, lineage: Lineage) -> str:
     """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
-    loaded = "the drafter as it was loaded"
-    origin = loaded if lineage.first is None else f"trained on prompts {lineage.first} to {made.offset}"
-    since = "" if lineage.drift is None else f", the first since the drift at prompt {lineage.drift}"
     return (
-        f"{made.reason} at prompt {made.offset}: {lineage.run}/{made.version} for {made.target}, {origin}"
-        f"{since}, with {made.cache_entries} cached n-grams."
+        f"{made.reason} at prompt {made.offset}: {lineage.run}/{made.version} for {made.target}, "
+        f"{_describe_origin(made, lineage)}"
+        f"{'' if lineage.drift is None else f', the first since the drift at prompt {lineage.drift}'}"
+        f", with {made.cache_entries} cached n-grams."
     )
+
+
+def _describe_origin(made: VersionPublished, lineage: Lineage) -> str:
+    if lineage.first is None:
+        return "the drafter as it was loaded"
+    prompts = f"prompts {lineage.first} to {made.offset}"
+    if lineage.changes is None:
+        return f"after {prompts}"
+    if "drafter" in lineage.changes:
+        return f"trained on {prompts}"
+    return f"not trained on {prompts}, which changed {' and '.join(lineage.changes) or 'nothing'}"

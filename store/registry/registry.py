@@ -1,216 +1,57 @@
-"""The registry of drafters in MLflow: send a run's metrics and versions, list versions and fetch them.
+"""The registry of drafters in MLflow: list versions and fetch them.
 
-One replay is one MLflow run; each published version is a version of one registered model. MLflow is a replica: the
-run's folder holds everything, and messages that MLflow has not received wait in a spool file. Importing this file does
-not import mlflow; `store.registry.mlflow_client` does so on its first use.
+MLflow is a replica of what runs publish in their folders (store/registry/mlflow_sync.py). Importing this file does not
+import mlflow; `store.registry.mlflow_client` does so on its first use.
 """
 
-import math
-import sys
+import hashlib
+import os
 import tempfile
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import override
-
 from store.errors import ModelError, UsageError
-from store.events import VersionPublished
-from store.outbox import Ledger, Outbox, RetryPolicy
-from store.registry.mlflow_client import KIND, download, fetch_pages, open_store, resolve, versions_of
-from store.registry.mlflow_sender import Sender
+from store.files import cache_root
+from store.registry.mlflow_client import KIND, SQLITE, download, fetch_pages, open_store, resolve, versions_of
 from store.registry.registered_version import (
-    MODEL,
     Reference,
     RegisteredVersion,
     VersionDetails,
     check_model_name,
     check_registered,
+    find_number,
     from_tags,
     tag_values,
 )
-from store.registry.sender_process import SenderProcess
 from store.registry.version_folder import MANIFEST, create_temporary_folder, open_version, read_manifest
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-EXPERIMENT = "omnidraft"
-# Metrics of a version that are sent first: MLflow's comparison begins with the first one that all versions have.
-_FIRST = ("probe/acceptance", "probe/tokens_per_second", "probe/tokens_per_forward", "acceptance")
-Tags = Mapping[str, str]
-Datasets = Sequence[tuple[str, str]]  # name and source of each
-Point = tuple[str, float, int, int]  # key, value, step (stream offset), milliseconds since the epoch
-
-
-class Registry:
-    """Receives a run's metrics and versions; this base class ignores them. Not thread-safe, except for `release`.
-
-    A new run calls `start_run` first, a resumed run `resume`; `close` comes last. A resumed run sends everything after
-    its commit again, so earlier messages after that commit are discarded. For this a commit stores `mark()`, and after
-    the commit `release` of that mark lets the messages before it be delivered.
-
-    No method except `close` waits for the receiver, and none raises because of it: `close` counts the messages that
-    could not be delivered. The same point sent twice (same key, step and time) is one point.
-    """
-
-    def start_run(
-        self, name: str, params: Mapping[str, object], tags: Tags, datasets: Datasets, identity: str | None = None
-    ) -> None:
-        """Start the run in MLflow; called once. Keep params few: MLflow's pages show all of them.
-
-        `identity`: a unique text by which the run is found again in MLflow; None generates one.
-        """
-
-    def pause(self) -> None:
-        """Mark the run as stopped before its end."""
-
-    def resume(self) -> None:
-        """Mark the run, which an earlier process started, as running again."""
-
-    def log_points(self, points: Sequence[Point]) -> None:
-        """Add points to the run's curves, any number of times. Values that are not finite are left out."""
-
-    def publish(
-        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
-    ) -> None:
-        """Register a sealed folder as a new version. The folder must not change until it is sent.
-
-        `metrics`: those named `probe/...` were measured on a fixed set of prompts, the others on the stream.
-        `drift`: offset of the drift to which this version is the first response.
-        """
-
-    def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
-        """Add the summary's numbers and files to the run and mark it as finished; called once."""
-
-    def mark(self) -> int:
-        """Sync all messages so far to disk; return a mark between them and all later ones. Raises OSError."""
-        return 0
-
-    def release(self, mark: int) -> None:
-        """Allow delivery of the messages below the mark. May be called from any thread."""
-
-    def close(self, timeout: float) -> int:
-        """Wait at most `timeout` seconds for released messages; return the number of unsent ones.
-
-        May be called again, with the same result. No other method may be called after it.
-        """
-        return 0
-
-    @property
-    def last_error(self) -> str | None:
-        """The last failure; None after a successful delivery and before the first failure."""
-        return None
-
-
-class NoRegistry(Registry):
-    """A registry that sends nothing: the run is only in its own folder."""
-
-
-class MlflowRegistry(Registry):
-    """Sends to MLflow through a spool file in the run's folder: from a process of its own, or, where MLflow has been
-    imported already, from a thread.
-
-    Opened on the spool of an earlier process, it sends the remaining messages into the same MLflow run.
-
-    `model`: name of the registered model; None is that of each version's manifest.
-    `keep`: the mark that the run's last commit stores; 0 for a new run. Messages from it on are discarded, and later
-    ones wait for `release`. None, for a caller without commits, sends everything as soon as possible.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        spool: Path,
-        *,
-        experiment: str = EXPERIMENT,
-        model: str | None = None,
-        retry_policy: RetryPolicy | None = None,
-        keep: int | None = None,
-    ) -> None:
-        self._run_folder = _run_folder(spool)
-        known = Ledger.read(spool).known
-        in_thread = "mlflow" in sys.modules
-        sender = (Sender if in_thread else SenderProcess)(uri, experiment, model, known, self._run_folder)
-        self._process = sender if isinstance(sender, SenderProcess) else None
-        self._outbox = Outbox(
-            spool,
-            sender.deliver,
-            merged=frozenset({"points"}),
-            gates=frozenset({"start"}),
-            retry_policy=retry_policy or RetryPolicy(),
-            keep=keep,
-        )
-
-    @override
-    def start_run(
-        self, name: str, params: Mapping[str, object], tags: Tags, datasets: Datasets, identity: str | None = None
-    ) -> None:
-        texts = {key: str(value) for key, value in params.items()}
-        body = {"name": name, "params": texts, "tags": dict(tags), "datasets": list(datasets)}
-        self._outbox.post("start", {**body, "identity": identity or str(uuid.uuid4())})
-
-    @override
-    def pause(self) -> None:
-        self._outbox.post("pause", {})
-
-    @override
-    def resume(self) -> None:
-        self._outbox.post("resume", {})
-
-    @override
-    def log_points(self, points: Sequence[Point]) -> None:
-        if finite := [point for point in points if math.isfinite(point[1])]:
-            self._outbox.post("points", {"points": finite})
-
-    @override
-    def publish(
-        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
-    ) -> None:
-        known = {**metrics, "acceptance": event.acceptance, "version/cache_entries": event.cache_entries}
-        numbers = _finite({key: known.get(key) for key in dict.fromkeys((*_FIRST, *known))})
-        body = {"folder": self._spool_path(folder), "event": asdict(event), "metrics": numbers, "drift": drift}
-        self._outbox.post("publish", body)
-
-    @override
-    def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
-        paths = [self._spool_path(path) for path in artifacts]
-        self._outbox.post("finish", {"summary": _finite(summary), "artifacts": paths})
-
-    @override
-    def mark(self) -> int:
-        return self._outbox.mark()
-
-    @override
-    def release(self, mark: int) -> None:
-        self._outbox.release(mark)
-
-    @override
-    def close(self, timeout: float) -> int:
-        if self._process:
-            self._process.wait_for()
-        left = self._outbox.close(timeout)
-        if self._process:
-            self._process.end()
-        return left
-
-    @property
-    @override
-    def last_error(self) -> str | None:
-        return self._outbox.last_error
-
-    def _spool_path(self, path: Path) -> str:
-        """Return a path for the spool: relative to the run's folder if it is inside, otherwise absolute."""
-        there = path.resolve()
-        inside = there.is_relative_to(self._run_folder)
-        return (there.relative_to(self._run_folder) if inside else there).as_posix()
+_ESCAPED = frozenset("%?#")  # releases of SQLAlchemy differ in how they read them in a URI
 
 
 def default_uri(runs: Path) -> str:
-    """Return the URI of the store that all runs in the folder `runs` share: SQLite, with artifacts in `mlartifacts`."""
-    return f"sqlite:///{runs.resolve() / 'mlflow.db'}"
+    """Return the URI of the store that all runs in the folder `runs` share: SQLite, with artifacts in `mlartifacts`.
+
+    A folder whose name cannot be part of a URI is reached by a link in the cache folder.
+    """
+    folder = runs.resolve()
+    if _ESCAPED & set(str(folder)):
+        folder = _link_to(folder)
+    return f"{SQLITE}{folder / 'mlflow.db'}"
+
+
+def _link_to(folder: Path) -> Path:
+    link = cache_root() / "stores" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    if not link.is_symlink() or link.readlink() != folder:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        new = link.with_name(f".{link.name}.{os.getpid()}")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder, target_is_directory=True)
+        new.replace(link)
+    return link
 
 
 def list_models(uri: str) -> list[str]:
@@ -220,7 +61,7 @@ def list_models(uri: str) -> list[str]:
     """
     with open_store(uri) as client:
         found = fetch_pages(lambda page: client.search_registered_models(page_token=page))
-    ours = [model for model in found if model.name == MODEL or KIND in model.tags]
+    ours = [model for model in found if KIND in model.tags]
     return [str(model.name) for model in sorted(ours, key=lambda model: -model.last_updated_timestamp)]
 
 
@@ -258,6 +99,24 @@ def list_versions(uri: str, name: str | None = None) -> list[RegisteredVersion]:
     ]
 
 
+def resolve_number(uri: str, name: str, text: str) -> int:
+    """Return the number that a text names: a number, with or without `#`, or an alias.
+
+    Raises ModelError for any other text, UsageError without a store.
+    """
+    if text.removeprefix("#").isdecimal():
+        return int(text.removeprefix("#"))
+    known = list_versions(uri, name)
+    number = find_number(text, known)
+    if number is None:
+        aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "there is none"
+        raise ModelError(
+            f"a version of {name} must be named by its number or an alias ({aliases}), got {text!r}; "
+            "`omnidraft versions` lists them"
+        )
+    return number
+
+
 def show_version(uri: str, name: str, number: int) -> VersionDetails:
     """Return the details of one version; of its files only the manifest is fetched.
 
@@ -289,13 +148,3 @@ def fetch_version(reference: str, uri: str, into: Path) -> Path:
 
 def _summary(version: "ModelVersion", aliases: Sequence[str]) -> RegisteredVersion:
     return from_tags(str(version.name), int(version.version), version.tags, aliases, version.creation_timestamp)
-
-
-def _run_folder(spool: Path) -> Path:
-    """Return the run's folder of a spool, which is in that folder or in a partition of it."""
-    folder = spool.resolve().parent
-    return folder.parents[1] if folder.parent.name == "partitions" else folder
-
-
-def _finite(numbers: Mapping[str, float | None]) -> dict[str, float]:
-    return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}

@@ -1,18 +1,20 @@
 """Registered versions in use and versions to delete: promote, rollback and prune."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from store.errors import ModelError, UsageError
 from store.registry.mlflow_client import delete_version, open_store, resolve
+from store.registry.mlflow_versions import CANDIDATE
 from store.registry.registered_version import Reference, RegisteredVersion, find_lineage
 from store.registry.registry import list_versions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-CHAMPION, CANDIDATE = "champion", "candidate"
+CHAMPION = "champion"
 _FORMER = "former_champions"  # tag of the registered model: their numbers, the latest last
 _MOST_FORMER = 100
 
@@ -26,25 +28,26 @@ def promote(uri: str, name: str, number: int) -> int | None:
         resolve(client, Reference(name, number))
         champion, former = _champions(client, name)
         if champion is not None and champion != number:
-            _remember(client, name, [*former, champion])  # first, so that a crash loses no champion
+            _remember(client, name, [*former, champion])  # first, so that a kill loses no champion
         client.set_registered_model_alias(name, CHAMPION, str(number))
     return champion
 
 
-def rollback(uri: str, name: str) -> tuple[int, int]:
+def rollback(uri: str, name: str) -> tuple[int | None, int]:
     """Give the alias `champion` back to the previous champion; return the numbers of the old and the new champion.
 
-    Raises ModelError if there is no such version, UsageError without a store.
+    The old one is None if it was deleted. Raises ModelError if there is no such version, UsageError without a store.
     """
     with open_store(uri) as client:
-        resolve(client, Reference(name, alias=CHAMPION))
-        champion, former = _champions(client, name)
-        earlier = _still_there(former, list_versions(uri, name), champion)
-        if champion is None or not earlier:
+        versions = list_versions(uri, name)
+        champion, former = _champions(client, name) if versions else (None, [])
+        earlier = _still_there(former, versions, champion)
+        if not earlier:
             raise ModelError(
-                f"a former champion of {name!r} must exist to go back to, but version {champion} has had none that is"
-                " still there; choose one with `omnidraft versions promote`"
+                f"a former champion of {name!r} must exist to go back to, but {_describe(champion)} none that is"
+                f" still there; choose one with `omnidraft versions promote N --name {shlex.quote(name)}`"
             )
+        _remember(client, name, earlier)  # without what a killed process left
         client.set_registered_model_alias(name, CHAMPION, str(earlier[-1]))
         _remember(client, name, earlier[:-1])
     return champion, earlier[-1]
@@ -69,10 +72,19 @@ def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
 
 
 def _champions(client: "MlflowClient", name: str) -> tuple[int | None, list[int]]:
-    """Return the champion and the former champions, the latest last."""
+    """Return the champion and the former champions, the latest last.
+
+    A process that is killed between its two writes leaves the champion among the former ones, as the last.
+    """
     model = client.get_registered_model(name)
-    champion, former = model.aliases.get(CHAMPION), re.findall(r"[0-9]+", model.tags.get(_FORMER, ""))
-    return None if champion is None else int(champion), [int(number) for number in former]
+    alias = model.aliases.get(CHAMPION)
+    champion = None if alias is None else int(alias)
+    former = [int(number) for number in re.findall(r"[0-9]+", model.tags.get(_FORMER, ""))]
+    return champion, former[:-1] if former and former[-1] == champion else former
+
+
+def _describe(champion: int | None) -> str:
+    return "it has no champion and has had" if champion is None else f"version {champion} has had"
 
 
 def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
     config.json, model.safetensors, tokenizer files    the drafter, as Hugging Face writes it
     head.safetensors                                   the adaptive head (optional)
     ngrams.parquet                                     the n-gram cache (optional)
+    memory.safetensors, sums.safetensors               the memory, and sums that further updates need (optional)
     manifest.json                                      its origin, and the SHA-256 of every file above
 
 Nothing in the folder is ever unpickled, and no code in it is ever run: files that could hold either are refused when a
@@ -24,6 +25,12 @@ from store.errors import CorruptError, UsageError
 from store.files import sync_file, sync_folder, write_whole
 
 MANIFEST = "manifest.json"
+_CONTENTS = {  # of files that are not the drafter
+    "head.safetensors": "head",
+    "ngrams.parquet": "n-grams",
+    "memory.safetensors": "memory",
+    "sums.safetensors": "sums for later updates",
+}
 MANIFEST_BYTES = 1 << 20  # maximum size; some hundred bytes per file are usual
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
 CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".h5", ".keras", ".zip"})
@@ -42,6 +49,8 @@ class ManifestFields(TypedDict):
     pair: str  # digest of the two vocabularies
     counters: Mapping[str, int]  # updates in service, changes of the cache, cache entries, ...
     created_at: str  # ISO 8601, UTC
+    drift: int | None  # stream offset of the drift to which it is the first response
+    metrics: Mapping[str, float]  # `probe/...` were measured on a fixed set of prompts, the others on the stream
 
 
 class VersionManifest(ManifestFields):
@@ -95,6 +104,15 @@ def open_version(folder: Path) -> VersionManifest:
 def digest_of(files: Mapping[str, str]) -> str:
     """Return the SHA-256 over the sorted names and hashes, one `hash name` line each."""
     return hashlib.sha256("".join(f"{files[name]} {name}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def list_changes(version: VersionManifest, parent: VersionManifest) -> tuple[str, ...]:
+    """Return what differs between a version and its parent: the drafter, or what is published with it."""
+    before, after = parent["files"], version["files"]
+    changed = {
+        _CONTENTS.get(name, "drafter") for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    }
+    return tuple(sorted(changed))
 
 
 def create_temporary_folder(into: Path) -> tempfile.TemporaryDirectory[str]:

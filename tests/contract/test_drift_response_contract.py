@@ -19,7 +19,6 @@ from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, O
 from pipeline.recorder import Versions
 from stages.contract.blocks import SoftTarget, TrainingExample
 from store.events import Recalled, VersionPublished
-from store.registry.registry import NoRegistry
 
 
 def example_of(offset: int) -> TrainingExample:
@@ -70,7 +69,7 @@ def folder_publisher(folder: Path) -> FolderPublisher:
 
     origin = Origin("omnidraft-drafter", "tuesday", "big", "drafter", "ab" * 32)
     versions: Callable[[], Any] = lambda: (Versions(next(learned), 0, 0), 0)  # noqa: E731  (always something new)
-    return FolderPublisher(folder, write, versions, origin, NoRegistry(), 2, Numbers(), lambda: "2026-01-02T03:04:05Z")
+    return FolderPublisher(folder, write, versions, origin, 2, Numbers(), lambda: "2026-01-02T03:04:05Z")
 
 
 PUBLISHERS: dict[str, Callable[[Path], Publisher]] = {

@@ -78,7 +78,7 @@ def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
 def run(config: Config, prompts: Sequence[PromptReceived], folder: Path) -> tuple[list[Event], Models]:
     """Return all events of a run over freshly loaded models, and the models."""
     targets = load_models(config, "", folder)
-    loop = build_loop(config, targets, None, folder)  # no registry, because the run has no versions
+    loop = build_loop(config, targets, folder)  # no registry, because the run has no versions
     return list(loop.run(iter(prompts))), targets[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_runs import SPOOL, Ended, Life, Stream, World, differences, resume_run
+from faulty_runs import Ended, Life, Stream, World, differences, resume_run
 from safetensors.torch import load_file, save_file
 from tiny_pair import TinyPair
 
@@ -26,8 +26,9 @@ def type_command(folder: Path, *words: object) -> Ended:
 @pytest.mark.slow
 def test_a_finished_run(run: Path, tmp_path: Path):
     resume_run(run, tmp_path / "world")
-    (run / SPOOL).unlink()  # otherwise it would be sent
-    type_command(tmp_path, "replay", "--resume", run).assert_clear(2, str(run), "is finished", "begin another")
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(
+        2, str(run), "is finished", "begin another", "omnidraft versions sync"
+    )
 
 
 @pytest.mark.parametrize("made", [False, True])

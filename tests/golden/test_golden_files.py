@@ -41,10 +41,10 @@ def test_files_of_a_finished_run(golden: Golden, small_run: Path) -> None:
 
 
 def test_json_files_of_a_run(golden: Golden, small_run: Path, resumed: Path, unfinished: Path) -> None:
-    found = {name: shape_of_json(small_run / name) for name in ("config.json", "summary.json", "log/manifest.json")}
+    files = ("config.json", "mlflow.json", "summary.json", "log/manifest.json")
+    found = {name: shape_of_json(small_run / name) for name in files}
     found["log/manifest.json of an unfinished run"] = shape_of_json(unfinished / "log" / "manifest.json")
     found["rejected.jsonl"] = shape_of_lines(resumed / "rejected.jsonl")
-    found["registry-queue.jsonl"] = shape_of_lines(resumed / "registry-queue.jsonl", "kind")
     golden("json-of-a-run", found)
 
 

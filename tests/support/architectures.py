@@ -153,7 +153,7 @@ def _disturb_drafter(models: Models) -> None:
 
 def run_prompts(config: Config, models: Models, folder: Path, which: Sequence[int]) -> list[Event]:
     """All events of a run over some of the prompts."""
-    loop = build_loop(config, [models], None, folder)  # no registry: nothing is published
+    loop = build_loop(config, [models], folder)  # no registry: nothing is published
     return list(loop.run(PromptReceived(n, f"p{n}", "texts", n + 1, TEXTS[n]) for n in which))
 
 

@@ -32,7 +32,6 @@ from store.registry.version_folder import open_version
 
 BY_THE_CLOCK = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify")
 NOBODY = "http://127.0.0.1:9"  # no MLflow server is there
-SPOOL = "registry-queue.jsonl"
 PROGRAM = "from pipeline.cli.app import main; main()"
 HANG_SECONDS = 180.0  # seconds after which a process hangs
 
@@ -256,8 +255,8 @@ def rows_of(run: Path, table: str) -> list[dict[str, Any]]:
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """The differences of two finished runs: rows of the tables of events, folders of versions, rejected rows, and
-    messages to MLflow."""
+    """The differences of two finished runs: rows of the tables of events, folders of versions, rejected rows.
+    What MLflow gets follows from them."""
     tables = [table for table in TABLES if table not in COUNTS]
     found = [
         f"{table}: {difference}"
@@ -265,8 +264,7 @@ def differences(run: Path, other: Path) -> list[str]:
         for difference in _first(rows_of(run, table), rows_of(other, table))
     ]
     found += [f"versions/: {difference}" for difference in _first(versions_of(run), versions_of(other))]
-    found += [f"rejected: {difference}" for difference in _first(rejected_of(run), rejected_of(other))]
-    return found + [f"sent: {difference}" for difference in _first(sent_by(run), sent_by(other))]
+    return found + [f"rejected: {difference}" for difference in _first(rejected_of(run), rejected_of(other))]
 
 
 def _first(mine: Sequence[Any], others: Sequence[Any]) -> Iterator[str]:
@@ -288,34 +286,12 @@ def rejected_of(run: Path) -> list[str]:
     return (run / "rejected.jsonl").read_text(encoding="utf-8").splitlines()
 
 
-def sent_by(run: Path) -> list[Any]:
-    """Messages of a run to MLflow: its beginning, versions, points and its end, in order, without times. Stops and
-    resumptions are left out."""
-    sent: list[Any] = []
-    for line in map(json.loads, filter(None, (run / SPOOL).read_text(encoding="utf-8").splitlines())):
-        match line.get("kind"):
-            case "points":
-                points = (point for point in line["body"]["points"] if point[0] != "curve/tokens_per_second")
-                sent += [("point", key, value, step) for key, value, step, _ in points]
-            case "publish":
-                sent.append(("publish", line["body"]["event"]["version"], line["body"]["event"]["digest"]))
-            case "start" | "finish" as kind:
-                sent.append(kind)
-    return _points_by_name(sent)
-
-
-def _points_by_name(sent: list[Any]) -> list[Any]:
-    """Points travel in batches whose ends depend on commits: each series keeps its order, apart from the rest."""
-    points = sorted((message for message in sent if message[0] == "point"), key=lambda message: message[1])
-    return [message for message in sent if message[0] != "point"] + points
-
-
 def strays(run: Path) -> set[str]:
     """Files of a finished run that nothing names. A process killed after its last commit may leave its owner file."""
     manifest = read_manifest(run)
     assert manifest.finished
     named = {"config.json", "vocabulary.json", "summary.json", "rejected.jsonl"}
-    named |= {SPOOL, LOCK, OWNER, "log/.manifest.lock"}
+    named |= {"mlflow.json", LOCK, OWNER, "log/.manifest.lock", "log/.mlflow.lock"}
     named |= {str(MANIFEST), str(PREVIOUS)}
     named |= {f"log/{part.file}" for parts in manifest.tables.values() for part in parts}
     for row in rows_of(run, "versions"):

@@ -17,7 +17,6 @@ from pipeline.learner_protocol import CompletedPrompt, Learner
 from pipeline.learner_service.service import LearnerConfig, LearnerService
 from store.events import Event, PromptCompleted, PromptReceived
 from store.log.run_log import Commit, RunLog
-from store.registry.registry import NoRegistry
 
 NOBODY = "http://127.0.0.1:9"  # no MLflow server is there
 VARYING = ("seconds", "waited", "digest", "created")  # fields that differ from run to run
@@ -71,7 +70,7 @@ def make_config(pair: TinyPair, **changes: Any) -> Config:
 def run_local_learner(config: Config, folder: Path, count: int) -> RecordingLearner:
     """Run a stream with a learner in the loop's process."""
     with constants(update_lag=0):  # as a service learns
-        loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+        loop = build_loop(config, load_models(config, "", folder), folder)
     (runner,) = loop.runners.values()
     runner.learner = learner = RecordingLearner(runner.learner)
     for _ in loop.run(prompts(count)):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from constants import NO_GATE, constants
+from registry_making import MODEL
 from replaying import config_of, run_replay
 from tiny_pair import TinyPair
 
-from store.registry.registry import MODEL, default_uri, list_versions
+from store.registry.registry import default_uri, list_versions
 
 
 @dataclass(frozen=True)

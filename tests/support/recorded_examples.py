@@ -13,7 +13,6 @@ from pipeline.sources.stream import open_source
 from stages.contract.blocks import TrainingExample
 from stages.distill import Distiller
 from store.events import Updated
-from store.registry.registry import NoRegistry
 
 
 class ExampleRecorder(Distiller):
@@ -48,7 +47,7 @@ def record_examples(config: Config) -> tuple[Models, list[TrainingExample]]:
     recorder = ExampleRecorder()
     with TemporaryDirectory() as scratch:
         models = load_only_target(config, Path(scratch) / "fetched")
-        loop = build_loop(config, (models,), NoRegistry(), Path(scratch) / "run")
+        loop = build_loop(config, (models,), Path(scratch) / "run")
         (runner,) = loop.runners.values()
         assert isinstance(runner.learner, LocalLearner)
         runner.learner.distill = recorder

@@ -1,23 +1,29 @@
-"""A little run as messages to the registry, MLflow clients that fail, and what must be in MLflow in the end."""
+"""Runs without models for the registry, MLflow clients that fail, and what must be in MLflow in the end."""
 
 import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from event_making import make_completed, make_drifted, make_updated
 from version_making import contents, publication
 
-from store.outbox import Message, read_undelivered
+from store.events import Event, VersionPublished
+from store.log.run_log import Commit, RunLog
 from store.registry.mlflow_client import connect
-from store.registry.mlflow_sender import Sender
-from store.registry.registry import MlflowRegistry, Point, Registry, default_uri, fetch_version, list_versions
+from store.registry.mlflow_sync import RunSync, Sent
+from store.registry.registry import default_uri, fetch_version, list_versions
+from store.registry.run_description import RunDescription
 
-POINTS: list[Point] = [("curve/acceptance_rate", 0.1 * step, step, 1_700_000_000_000 + step) for step in range(5)]
+MODEL = "omnidraft-drafter"  # registered model of the runs
+BEGAN = 1_700_000_000_000
+CLOSED = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 
 @cache
@@ -36,29 +42,84 @@ def new_store(folder: Path) -> str:
     return default_uri(folder)
 
 
-def play(registry: Registry, folder: Path) -> Iterator[None]:
-    """Start, curves, two versions, a pause, the rest of the curves, the end; a turn each."""
-    summary = folder / "summary.json"
-    summary.write_text('{"prompts": 5}')
-    yield registry.start_run("run-a", {"mode": "trie"}, {}, [("docs", "builtin:docs")], identity=str(folder))
-    yield registry.log_points(POINTS[:3])
-    for version in range(2):
-        sealed, event = publication(folder, version)
-        metrics = {"prompts": 3.0, "probe/acceptance": 0.5 + version}
-        yield registry.publish(sealed, event, metrics, drift=70 if version else None)
-    yield registry.pause()
-    yield registry.resume()
-    yield registry.log_points(POINTS[3:])
-    yield registry.finish({"acceptance": 0.4}, [summary])
+class LittleRun:
+    """A run in a folder: its log and its versions, of a registered model."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: str = MODEL,
+        drafter: str = "builtin:drafter",
+        datasets: Sequence[tuple[str, str]] = (("docs", "builtin:docs"),),
+        targets: Sequence[str] = ("big",),
+    ) -> None:
+        self.folder, self._model = folder, model
+        folder.mkdir(parents=True, exist_ok=True)
+        params = {"mode": "trie", "target": "big", "drafter": drafter}
+        made = RunDescription.create(folder.name, params, datasets, targets, None)
+        self.description = replace(made, began=BEGAN)
+        self.description.write(folder)
+        self.log = RunLog(folder)
+        self._number = 0
+
+    def commit(self, *events: Event) -> None:
+        """Append events and commit them."""
+        for event in events:
+            self.log.append(event)
+        self.log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
+
+    def publish(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        drift: int | None = None,
+        files: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> VersionPublished:
+        """Write the next version to the folder and commit it. `files`: as of `publication`; `changes`: of the event."""
+        number, self._number = self._number, self._number + 1
+        _, event = publication(
+            self.folder, number, model=self._model, metrics=metrics, drift=drift, **(files or {"seed": number})
+        )
+        event = replace(event, **changes)
+        self.commit(event)
+        return event
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Write the summary, and finish the log."""
+        (self.folder / "summary.json").write_text(json.dumps(summary or {}))
+        self.log.finish()
+
+    def sync(self, uri: str, *, stopped: bool = False) -> Sent:
+        """Send what is missing, as another process does."""
+        return RunSync(self.folder, uri).update(stopped=stopped)
 
 
-def messages(folder: Path) -> list[Message]:
-    """The messages that `play` posts."""
-    spool = folder / "q.jsonl"
-    spool.unlink(missing_ok=True)
-    registry = MlflowRegistry("http://127.0.0.1:9", spool, keep=0)  # nothing is released
-    assert len(list(play(registry, folder))) == registry.close(10)
-    return list(read_undelivered(spool))
+def publish_run(uri: str, folder: Path, count: int, model: str = MODEL, drafter: str = "builtin:drafter") -> LittleRun:
+    """A finished run of so many versions, which is sent."""
+    run = LittleRun(folder, model=model, drafter=drafter)
+    for version in range(count):
+        run.publish({"probe/acceptance": 0.1 * version})
+    run.finish()
+    assert run.sync(uri).refused == ()
+    return run
+
+
+def play(folder: Path) -> Iterator[LittleRun]:
+    """A run of two versions with prompts, updates and a drift; a turn for each of its commits, then one at its end."""
+    run = LittleRun(folder)
+    probed = {"probe_tokens": (4, 6, 2, 4, 4), "probe_greedy": (1, 4, 1, 2, 2)}
+    run.publish({"probe/acceptance": 0.5, "prompts": 0.0}, **probed)
+    yield run
+    run.commit(*map(make_completed, range(3)), make_updated(offset=2), make_drifted(offset=1))
+    yield run
+    run.publish({"probe/acceptance": 1.5, "prompts": 3.0}, drift=70, **probed)
+    yield run
+    run.commit(*map(make_completed, range(3, 6)), make_updated(offset=4, part="head"), make_updated(offset=5))
+    yield run
+    run.finish({"totals": {"acceptance": 0.4, "ratio": None}})
+    yield run
 
 
 class LostError(Exception):
@@ -111,71 +172,56 @@ class FaultyClient:
 
 
 def send(uri: str, folder: Path) -> None:
-    """Deliver every message; what fails is delivered again by another process, which knows what was written down."""
-    known = folder / "known.json"
-    for message in messages(folder):
-        while True:
-            noted = json.loads(known.read_text()) if known.exists() else {"done": 0, "known": {}}
-            if noted["done"] > message.id:
-                break
-            sender = Sender(uri, "omnidraft", "omnidraft", noted["known"], folder.resolve())
-            try:
-                result = sender.deliver(message.kind, [message.body])
-            except Exception:
-                continue
-            known.write_text(json.dumps({"done": message.id + 1, "known": {**noted["known"], **result}}))
+    """Play a run and send it after every commit; what fails is sent again, as by another process."""
+    for run in play(folder):
+        sync_until_sent(run.folder, uri)
 
 
-def check(uri: str, folder: Path, name: str = "omnidraft") -> None:
-    """Require that everything is there once, in the experiment and in the registered model of that name."""
+def sync_until_sent(folder: Path, uri: str) -> None:
+    """Update MLflow until nothing fails."""
+    while True:
+        with suppress(Exception):
+            assert not RunSync(folder, uri).update(stopped=False).refused
+            return
+
+
+def read_store(uri: str) -> dict[str, Any]:
+    """Everything that MLflow holds, by names instead of random ids; the same of equal runs."""
     client = connect(uri)
-    experiment = client.get_experiment_by_name(name).experiment_id
-    runs = {run.info.run_name: client.get_run(run.info.run_id) for run in client.search_runs([experiment])}
-    assert len(client.search_runs([experiment])) == len(runs) == 3
-    assert runs.keys() == {"run-a", "run-a v0", "run-a v1"}
-    assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    models = {model.name: model for model in client.search_logged_models([experiment])}
-    assert len(client.search_logged_models([experiment])) == len(models) == 2
-    check_run(client, runs["run-a"], models)
-    for version in range(2):
-        check_version(client, runs[f"run-a v{version}"], runs["run-a"], models, version)
-    check_registered(uri, folder, name, {version: runs[f"run-a v{version}"].info.run_id for version in range(2)})
-
-
-def check_run(client, run, models) -> None:
-    for key, expected in {"curve/acceptance_rate": POINTS, "final/acceptance": [("", 0.4, 0, POINTS[-1][3])]}.items():
-        history = client.get_metric_history(run.info.run_id, key)
-        assert [(point.value, point.step, point.timestamp) for point in history] == [
-            (value, step, when) for _, value, step, when in expected
-        ]
-    assert sorted(made.model_id for made in run.outputs.model_outputs) == sorted(
-        model.model_id for model in models.values()
-    )
-    assert [given.dataset.name for given in run.inputs.dataset_inputs] == ["docs"]
-    assert [artifact.path for artifact in client.list_artifacts(run.info.run_id)] == ["summary.json"]
-
-
-def check_version(client, run, parent, models, version: int) -> None:
-    assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert run.data.params == {"mode": "trie", "version": str(version), "offset": str(100 * version)} | {
-        "reason": "interval" if version else "floor"
+    experiment = client.get_experiment_by_name("omnidraft").experiment_id
+    found = client.search_runs([experiment], max_results=1000)
+    runs = {run.info.run_name: client.get_run(run.info.run_id) for run in found}
+    models = {model.model_id: model.name for model in client.search_logged_models([experiment], max_results=1000)}
+    assert len(found) == len(runs)
+    assert len(set(models.values())) == len(models)
+    versions = list_versions(uri)
+    return {
+        "runs": {name: _read_run(client, run, models) for name, run in runs.items()},
+        "models": sorted(models.values()),
+        "versions": [replace(version, created_at=None, digest=None) for version in versions],  # type: ignore[arg-type]
     }
-    assert len(client.get_metric_history(run.info.run_id, "probe/acceptance")) == 1
-    assert run.data.metrics["probe/acceptance"] == 0.5 + version
-    assert [made.model_id for made in run.outputs.model_outputs] == [models[f"run-a-v{version}"].model_id]
-    assert str(models[f"run-a-v{version}"].status) == "READY"
-    inputs = [given.model_id for given in run.inputs.model_inputs]
-    assert inputs == ([models["run-a-v0"].model_id] if version else [])
 
 
-def check_registered(uri: str, folder: Path, name: str, runs: dict[int, str]) -> None:
-    found = {version.version: version for version in list_versions(uri, name)}
-    assert len(list_versions(uri, name)) == len(found) == 2
-    assert (found[1].parent, found[1].learned, found[1].drift) == (found[0].number, (0, 100), 70)
-    assert (found[0].parent, found[0].learned, found[0].drift) == (None, None, None)
-    assert (found[0].probe, found[1].probe) == (0.5, 1.5)
-    assert (found[0].aliases, found[1].aliases) == ((), ("candidate",))
-    for version, registered in found.items():
-        assert connect(uri).get_model_version(name, str(registered.number)).run_id == runs[version]
-        fetched = fetch_version(f"models:/{name}/{registered.number}", uri, folder / "fetched" / str(version))
-        assert contents(fetched) == contents(folder / f"run-a/versions/{version:06d}")
+def _read_run(client: Any, run: Any, models: Mapping[str, str]) -> dict[str, Any]:
+    hidden = ("mlflow.omnidraft.", "mlflow.user", "mlflow.parentRunId", "mlflow.note")
+    histories = {key: client.get_metric_history(run.info.run_id, key) for key in sorted(run.data.metrics)}
+    made = run.outputs.model_outputs if run.outputs else ()
+    return {
+        "status": run.info.status,
+        "seconds": (run.info.end_time or 0) - run.info.start_time,
+        "params": run.data.params,
+        "tags": {key: value for key, value in run.data.tags.items() if not key.startswith(hidden)},
+        "points": {key: [(one.step, one.value, one.timestamp) for one in found] for key, found in histories.items()},
+        "inputs": sorted(models.get(one.model_id, "deleted") for one in run.inputs.model_inputs),
+        "datasets": sorted(one.dataset.name for one in run.inputs.dataset_inputs),
+        "outputs": sorted(models.get(one.model_id, "deleted") for one in made),
+        "files": sorted(file.path for file in client.list_artifacts(run.info.run_id)),
+    }
+
+
+def check_files(uri: str, run: Path, model: str = MODEL) -> None:
+    """Require that every version of a run has its own files in MLflow."""
+    for one in list_versions(uri, model):
+        with tempfile.TemporaryDirectory() as scratch:
+            fetched = fetch_version(f"models:/{model}/{one.number}", uri, Path(scratch) / "version")
+            assert contents(fetched) == contents(run / f"versions/{one.version:06d}")

@@ -1,7 +1,10 @@
 """Small sealed version folders with every kind of file, and their events."""
 
 import random
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from store.events import VersionPublished
 from store.registry.version_folder import ManifestFields, seal
@@ -9,9 +12,16 @@ from store.registry.version_folder import ManifestFields, seal
 CREATED_AT = "2026-01-02T03:04:05+00:00"
 
 
-def fields(version: int = 0, run: str = "run-a") -> ManifestFields:
+def fields(
+    version: int = 0,
+    run: str = "run-a",
+    *,
+    model: str = "omnidraft-drafter",
+    metrics: Mapping[str, float] | None = None,
+    drift: int | None = None,
+) -> ManifestFields:
     return {
-        "name": "omnidraft-drafter",
+        "name": model,
         "version": version,
         "parent": version - 1 if version else None,
         "run": run,
@@ -21,6 +31,8 @@ def fields(version: int = 0, run: str = "run-a") -> ManifestFields:
         "pair": "ab" * 32,
         "counters": {"drafter_version": version, "head_version": 0, "cache_version": version},
         "created_at": CREATED_AT,
+        "drift": drift,
+        "metrics": metrics or {},
     }
 
 
@@ -31,11 +43,16 @@ def fill(folder: Path, seed: int) -> None:
         (folder / name).write_bytes(random.Random(10 * seed + number).randbytes(3000))
 
 
-def publication(root: Path, version: int, run: str = "run-a") -> tuple[Path, VersionPublished]:
-    """Make a sealed folder below `root` and its event."""
-    folder = root / run / "versions" / f"{version:06d}"
-    fill(folder, seed=version)
-    digest = seal(folder, fields(version, run))
+def publication(
+    run: Path, version: int, *, seed: int | None = None, ngrams: bytes | None = None, **others: Any
+) -> tuple[Path, VersionPublished]:
+    """Make a sealed folder in a run's folder and its event. `seed`: of its files; `others`: as of `fields`."""
+    folder = run / "versions" / f"{version:06d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    fill(folder, seed=version if seed is None else seed)
+    if ngrams is not None:
+        (folder / "ngrams.parquet").write_bytes(ngrams)
+    digest = seal(folder, fields(version, run.name, **others))
     event = VersionPublished(
         offset=100 * version,
         version=version,
@@ -47,7 +64,7 @@ def publication(root: Path, version: int, run: str = "run-a") -> tuple[Path, Ver
         cache_version=version,
         cache_entries=7 * version,
         acceptance=0.25 * version if version else None,
-        folder=str(folder.relative_to(root / run)),
+        folder=str(folder.relative_to(run)),
         digest=digest,
     )
     return folder, event

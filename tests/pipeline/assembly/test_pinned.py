@@ -11,7 +11,7 @@ from store.errors import ModelError
 @pytest.fixture(autouse=True)
 def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = [SimpleNamespace(number=1, aliases=()), SimpleNamespace(number=7, aliases=("champion", "candidate"))]
-    monkeypatch.setattr(build_models, "list_versions", lambda uri, name: versions)
+    monkeypatch.setattr("store.registry.registry.list_versions", lambda uri, name: versions)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from stages.training.probe import (
     load_or_make_scores,
 )
 from store.events import PromptReceived, TokenDecision
-from store.registry.registry import NoRegistry
 
 
 @pytest.fixture
@@ -236,7 +235,7 @@ def test_shipped_examples_are_used_where_the_cache_has_none(
 
 
 def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> list[TokenDecision]:
-    loop = build_loop(config, [models], NoRegistry(), folder)
+    loop = build_loop(config, [models], folder)
     torch.manual_seed(1)
     if probed:
         make_probe(config, models)()

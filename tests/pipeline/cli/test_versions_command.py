@@ -13,46 +13,30 @@ from pathlib import Path
 
 import pytest
 import typer
+from registry_making import CLOSED, MODEL, LittleRun, new_store
 from typer.testing import CliRunner
 
 from pipeline.cli.pages import HOST, dashboard
 from pipeline.cli.versions import versions_group
-from store.errors import CorruptError, ModelError, UsageError
-from store.events import VersionPublished
-from store.outbox import RetryPolicy
+from store.errors import CorruptError, ModelError, OmnidraftError, UsageError
+from store.registry.mlflow_client import connect
 from store.registry.registered_version import name_of_pair
-from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
-from store.registry.version_folder import seal
+from store.registry.registry import default_uri, fetch_version, list_versions
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(versions_group, name="versions")
 app.command()(dashboard)
 
 
-def publish(registry: MlflowRegistry, folder: Path, version: int, name: str = MODEL) -> None:
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(bytes([version]))
-    parent = version - 1 if version else None
-    digest = seal(
-        folder,
-        {
-            "name": name,
-            "version": version,
-            "parent": parent,
-            "run": "tuesday",
-            "offset": 50 * version,
-            "target": "builtin:target",
-            "drafter": "builtin:drafter",
-            "pair": "ab" * 32,
-            "counters": {"drafter_version": version},
-            "created_at": "2026-01-02T03:04:05+00:00",
-        },
-    )
-    rate = 0.5 + version / 8 if version else None
-    reason = "drift" if version else "floor"
-    event = VersionPublished(50 * version, version, "big", parent, reason, version, 0, 0, 9, rate, folder.name, digest)
+def publish(folder: Path, uri: str, versions: int, name: str = MODEL) -> None:
+    """Publish a run of so many versions."""
     speed = {"probe/tokens_per_second": 50.0, "probe/tokens_per_second_low": 48.0, "probe/tokens_per_second_high": 52.0}
-    registry.publish(folder, event, {"mean_accepted_length": 2.5, "probe/acceptance": 0.25, **speed})
+    run = LittleRun(folder, model=name)
+    for version in range(versions):
+        reason = "drift" if version else "floor"
+        run.publish({"mean_accepted_length": 2.5, "probe/acceptance": 0.25, **speed}, target="big", reason=reason)
+    run.finish()
+    run.sync(uri)
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def store_with(folder: Path, versions: int) -> Path:
-    registry = MlflowRegistry(default_uri(folder), folder / "tuesday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
-    registry.start_run("tuesday", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
-    for version in range(versions):
-        publish(registry, folder / "tuesday" / str(version), version)
-    assert registry.close(120) == 0, registry.last_error
+    publish(folder / "tuesday", new_store(folder), versions)
     return folder
 
 
@@ -95,7 +75,7 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
         "(UTC)",
     ]
     measured = ["0.250", "50.0", "(48.0", "to", "52.0)"]
-    assert rows[0].split()[:11] == ["#2", "candidate", "tuesday/1", *measured, "drift", "50", "#1"]
+    assert rows[0].split()[:11] == ["#2", "candidate", "tuesday/1", *measured, "drift", "100", "#1"]
     assert rows[1].split()[:9] == ["#1", "tuesday/0", *measured, "floor", "0"]
 
 
@@ -103,10 +83,7 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
     runs = store_with(tmp_path / "runs", 2)
     other = name_of_pair("small", "builtin:drafter")
     where = ("--runs", str(runs))
-    registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
-    registry.start_run("friday", {}, {}, [])
-    publish(registry, runs / "friday" / "0", 0, other)
-    assert registry.close(120) == 0, registry.last_error
+    publish(runs / "friday", default_uri(runs), 1, other)
     listed = json.loads(output_of("versions", *where, "--json"))
     assert [(one["name"], one["number"], one["aliases"]) for one in listed] == [
         (other, 1, ["candidate"]), (MODEL, 2, ["candidate"]), (MODEL, 1, []),
@@ -115,7 +92,7 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
     assert [title.split("models:/")[1] for title in titles] == [other, MODEL]
     with pytest.raises(UsageError, match=f"one of them must be named, such as with --name: {other}, {MODEL}"):
         output_of("versions", "promote", "1", *where)
-    assert "champion: #1\n" in output_of("versions", "promote", "1", *where, "--name", other)
+    assert "champion: #1, every file" in output_of("versions", "promote", "1", *where, "--name", other)
     assert champion(runs) == 1
     output_of("versions", "promote", "2", *where, "--name", MODEL)
     assert sorted((one["name"], one["number"]) for one in json.loads(output_of("versions", *where, "--json"))
@@ -123,8 +100,8 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
 
 
 def test_the_list_is_for_programs_too(runs: Path):
-    newest, baseline = json.loads(output_of("versions", "list", "--runs", str(runs), "--format", "json"))
-    assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.625, ["candidate"])
+    newest, baseline = json.loads(output_of("versions", "--runs", str(runs), "--format", "json"))
+    assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.25, ["candidate"])
     assert (baseline["number"], baseline["parent"], baseline["acceptance"], baseline["aliases"]) == (1, None, None, [])
 
 
@@ -157,14 +134,16 @@ def test_a_model_that_was_never_published_has_no_versions(runs: Path):
 def test_an_error_names_what_to_try(runs: Path):
     with pytest.raises(ModelError, match="must have a version 7, but has 1 to 2"):
         output_of("versions", "show", "7", "--runs", str(runs))
-    result = CliRunner().invoke(app, ["versions", "show", "--runs", str(runs)])
-    assert (result.exit_code, "Missing argument 'N'" in result.output) == (2, True)
+    with pytest.raises(ModelError, match=r"its number or an alias \(candidate\), got 'champion'"):
+        output_of("versions", "show", "champion", "--runs", str(runs))
+    with pytest.raises(UsageError, match="--dry-run needs --keep"):
+        output_of("versions", "sync", "--dry-run", "--runs", str(runs))
 
 
 def test_versions_alone_lists_and_its_help_names_all_commands(runs: Path):
-    assert output_of("versions", "--runs", str(runs)) == output_of("versions", "list", "--runs", str(runs))
+    assert output_of("versions", "--runs", str(runs)) == output_of("versions", "show", "--runs", str(runs))
     shown = output_of("versions", "--help")
-    for command in ("list", "show", "compare", "promote", "rollback", "recall", "export", "prune"):
+    for command in ("show", "compare", "promote", "rollback", "export", "sync"):
         assert f"│ {command} " in shown
 
 
@@ -181,21 +160,22 @@ def champion(runs: Path) -> int | None:
 def test_a_version_is_promoted_and_rolled_back(five: Path):
     where = ("--runs", str(five))
     assert output_of("versions", "promote", "2", *where).splitlines() == [
-        "champion: #2",
+        "champion: #2, every file as it was published",
         "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
     ]
-    assert "champion: #2\n" in output_of("versions", "promote", "2", *where), "it took its own place"
-    assert "champion: #4; instead of #2" in output_of("versions", "promote", "4", *where)
+    assert "instead" not in output_of("versions", "promote", "#2", *where), "it took its own place"
+    assert "champion: #4, every file as it was published; instead" in output_of("versions", "promote", "4", *where)
     assert champion(five) == 4
     assert "champion: #2 again, instead of #4" in output_of("versions", "rollback", *where)
     assert champion(five) == 2
-    with pytest.raises(ModelError, match="former champion"):
+    with pytest.raises(ModelError, match=f"former champion.*`omnidraft versions promote N --name {MODEL}`"):
         output_of("versions", "rollback", *where)
+    assert output_of("versions", "show", "champion", *where) == output_of("versions", "show", "2", *where)
 
 
-def test_a_recalled_version_is_the_champion_and_its_checked_files_are_in_the_named_folder(five: Path, tmp_path: Path):
+def test_the_checked_files_of_a_champion_are_in_the_named_folder(five: Path, tmp_path: Path):
     kept = tmp_path / "kept"
-    printed = output_of("versions", "recall", "3", str(kept), "--runs", str(five))
+    printed = output_of("versions", "promote", "3", "--to", str(kept), "--runs", str(five))
     assert "champion: #3, every file as it was published" in printed
     assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter@champion\n")
     assert champion(five) == 3
@@ -203,46 +183,74 @@ def test_a_recalled_version_is_the_champion_and_its_checked_files_are_in_the_nam
     assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
 
 
-def test_a_version_is_not_recalled_into_a_file_or_the_working_folder(five: Path, tmp_path: Path, monkeypatch):
+def test_a_champion_is_not_written_into_a_file_or_the_working_folder(five: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for folder, message in (("../file", "new or empty"), ("../file/x", "name another"), (".", "working directory")):
         with pytest.raises(UsageError, match=message):
-            output_of("versions", "recall", "3", folder, "--runs", str(five))
+            output_of("versions", "promote", "3", "--to", folder, "--runs", str(five))
     assert champion(five) is None
 
 
 def test_a_damaged_version_is_not_put_into_service(five: Path):
     output_of("versions", "promote", "2", "--runs", str(five))
-    (weights,) = [path for path in (five / "mlartifacts").rglob("model.safetensors") if path.read_bytes() == b"\x03"]
+    weights = files_of(five, 4) / "model.safetensors"
     weights.write_bytes(b"other")
     with pytest.raises(CorruptError, match=r"model\.safetensors was changed"):
-        output_of("versions", "recall", "4", "--runs", str(five))
+        output_of("versions", "promote", "4", "--runs", str(five))
     assert champion(five) == 2
 
 
 def test_prune_leaves_what_is_in_use(five: Path):
     where = ("--runs", str(five))
     output_of("versions", "promote", "2", *where)
-    assert "nothing to delete" in output_of("versions", "prune", "--keep", "1", *where)  # all are in one line
+    assert "nothing to delete" in output_of("versions", "sync", "--keep", "1", *where)  # all are in one line
     publish_unrelated(five)
     before = output_of("versions", *where)
-    assert output_of("versions", "prune", "--keep", "1", "--dry-run", *where) == "would delete #3, #4, #5\n"
+    assert output_of("versions", "sync", "--keep", "1", "--dry-run", *where) == "would delete #3, #4, #5\n"
     assert output_of("versions", *where) == before
-    shown = output_of("versions", "prune", "--keep", "1", "--dry-run", "--json", *where)
-    assert json.loads(shown) == {"versions": [3, 4, 5], "deleted": False}
-    assert output_of("versions", "prune", "--keep", "1", *where) == "deleted #3, #4, #5\n"
+    shown = output_of("versions", "sync", "--keep", "1", "--dry-run", "--json", *where)
+    assert json.loads(shown) == {"sent": {}, "would_delete": [3, 4, 5]}
+    assert output_of("versions", "sync", "--keep", "1", *where).endswith("deleted #3, #4, #5\n")
     assert [version.number for version in list_versions(default_uri(five))] == [7, 6, 2, 1]
+
+
+def test_sync_sends_what_is_missing_of_all_runs_or_of_some(tmp_path: Path):
+    """Each goes to the store that it was published to, unless another is named."""
+    runs = tmp_path / "runs"
+    uri, elsewhere = new_store(runs), new_store(tmp_path / "elsewhere")
+    for name in ("monday", "it's 1%20"):
+        LittleRun(runs / name).publish()
+    moved = LittleRun(runs / "wednesday")
+    moved.publish()
+    moved.description.move_to(elsewhere).write(moved.folder)
+    where = ("--runs", str(runs))
+    assert output_of("versions", "sync", f"{runs}/monday", *where) == f"{runs}/monday: versions sent: 1, points: 0\n"
+    assert json.loads(output_of("versions", "sync", "--json", *where)) == {
+        "sent": {
+            f"{runs}/it's 1%20": {"versions": 1, "points": 0},
+            f"{runs}/monday": {"versions": 0, "points": 0},
+            f"{runs}/wednesday": {"versions": 1, "points": 0},
+        },
+        "deleted": [],
+    }
+    assert [version.run for version in list_versions(uri)] == ["it's 1%20", "monday"]
+    assert [version.run for version in list_versions(elsewhere)] == ["wednesday"]
+    with pytest.raises(OmnidraftError, match="must hold a run that publishes"):
+        output_of("versions", "sync", str(tmp_path), *where)
+    with pytest.raises(OmnidraftError, match=f"{runs}/monday: MLflow at {CLOSED} must answer"):
+        output_of("versions", "sync", f"{runs}/monday", "--mlflow-uri", CLOSED)
+
+
+def files_of(runs: Path, number: int) -> Path:
+    where = connect(default_uri(runs)).get_model_version_download_uri(MODEL, str(number))
+    return Path(where.removeprefix("file://"))
 
 
 def publish_unrelated(runs: Path) -> None:
     """Publish the baseline and the first version of a newer run, so that the candidate is not of the first run."""
-    registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
-    registry.start_run("friday", {}, {}, [])
-    for version in range(2):
-        publish(registry, runs / "friday" / str(version), version)
-    assert registry.close(120) == 0, registry.last_error
+    publish(runs / "friday", default_uri(runs), 2)
 
 
 @pytest.mark.parametrize("command", [("versions",), ("dashboard", "--mlflow")], ids=" ".join)

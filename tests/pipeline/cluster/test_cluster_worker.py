@@ -158,7 +158,7 @@ def test_learned_weights_are_committed_and_used_in_the_next_block(config, run):
     used = {row["v"] for row in select_rows(run, "SELECT DISTINCT drafter_version AS v FROM decisions")}
     assert len(used) > 1
     assert used <= versions
-    assert learner.end({}, (), 1.0) == 0
+    assert learner.end(1.0)
 
 
 def test_what_one_worker_completed_is_drafted_by_another(config, run):

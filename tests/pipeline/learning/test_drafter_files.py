@@ -9,7 +9,18 @@ from pipeline.learning.drafter_files import DrafterFiles
 from store.registry.version_folder import ManifestFields, open_version, seal
 
 FIELDS = ManifestFields(
-    name="d", version=0, parent=None, run="r", offset=0, target="t", drafter="d", pair="p", counters={}, created_at=""
+    name="d",
+    version=0,
+    parent=None,
+    run="r",
+    offset=0,
+    target="t",
+    drafter="d",
+    pair="p",
+    counters={},
+    created_at="",
+    drift=None,
+    metrics={},
 )
 
 

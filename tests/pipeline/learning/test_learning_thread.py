@@ -16,7 +16,6 @@ from pipeline.assembly.models import load_models
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.update import Assignment, Attempt
 from store.events import Event, PromptReceived, TokenDecision, Updated
-from store.registry.registry import NoRegistry
 
 PROMPTS = 9
 
@@ -30,7 +29,7 @@ def events_of(pair: TinyPair, folder: Path, lag: int, **changes: Any) -> list[Ev
     """Decisions and updates of a run, without their times."""
     config = config_of(pair, **changes)
     with constants(update_lag=lag):
-        loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+        loop = build_loop(config, load_models(config, "", folder), folder)
     return [without_times(event) for event in loop.run(prompts()) if isinstance(event, TokenDecision | Updated)]
 
 

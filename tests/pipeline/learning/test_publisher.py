@@ -1,6 +1,6 @@
 """Publishing: when a version is made, what its manifest records, and that its folder is complete."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,25 +12,9 @@ from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, O
 from pipeline.recorder import Versions
 from stages.training.probe import ProbeResult
 from store.events import VersionPublished
-from store.registry.registry import NoRegistry
-from store.registry.version_folder import open_version
+from store.registry.version_folder import VersionManifest, open_version
 
 ORIGIN = Origin("omnidraft-drafter", "tuesday", "builtin:target", "builtin:drafter", "ab" * 32)
-
-
-class Registered(NoRegistry):
-    """Records what is published, and checks the folder at that time."""
-
-    def __init__(self) -> None:
-        self.published: list[tuple[VersionPublished, dict[str, float]]] = []
-        self.answered: list[int | None] = []
-
-    def publish(
-        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
-    ) -> None:
-        assert open_version(folder)["digest"] == event.digest
-        self.answered.append(drift)
-        self.published.append((event, dict(metrics)))
 
 
 class Drafter:
@@ -57,14 +41,16 @@ def drafter() -> Drafter:
 
 
 @pytest.fixture
-def registry() -> Registered:
-    return Registered()
-
-
-@pytest.fixture
-def publisher(drafter: Drafter, registry: Registered, tmp_path: Path) -> FolderPublisher:
+def publisher(drafter: Drafter, tmp_path: Path) -> FolderPublisher:
     now = iter(f"2026-01-02T03:04:{second:02}+00:00" for second in range(60))
-    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, Numbers(), lambda: next(now))
+    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, 3, Numbers(), lambda: next(now))
+
+
+def manifests(folder: Path, events: list[VersionPublished]) -> list[VersionManifest]:
+    """The manifests of versions whose files are as they were sealed."""
+    found = [open_version(folder / event.folder) for event in events]
+    assert [manifest["digest"] for manifest in found] == [event.digest for event in events]
+    return found
 
 
 def only(events: Iterator[VersionPublished]) -> VersionPublished:
@@ -101,20 +87,15 @@ def test_a_drift_publishes_what_was_in_service_and_restarts_the_interval(publish
     assert only(publisher.publish_if_due(make_completed(2))).reason == "interval"
 
 
-def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
-    list(publisher.publish_baseline())
+def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+    events = list(publisher.publish_baseline())
     drafter.learn()
-    list(publisher.publish_on_drift(drift(offset=7)))
+    events += publisher.publish_on_drift(drift(offset=7))
     for offset in range(8, 14):
-        list(publisher.publish_if_due(make_completed(offset)))
-    assert [
-        (event.reason, answered) for (event, _), answered in zip(registry.published, registry.answered, strict=True)
-    ] == [
-        ("floor", None),
-        ("drift", None),
-        ("interval", 7),
-        ("interval", None),
-    ]
+        events += publisher.publish_if_due(make_completed(offset))
+    answered = [manifest["drift"] for manifest in manifests(tmp_path, events)]
+    assert [event.reason for event in events] == ["floor", "drift", "interval", "interval"]
+    assert answered == [None, None, 7, None]
 
 
 def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher: FolderPublisher, drafter: Drafter):
@@ -125,12 +106,13 @@ def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher
     assert list(publisher.publish_on_drift(drift())) == []
 
 
-def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, registry: Registered):
-    list(publisher.publish_baseline())
+def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, tmp_path: Path):
+    events = list(publisher.publish_baseline())
     for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
-        list(publisher.publish_if_due(make_completed(offset, judged=20, accepted=accepted)))
-    assert [event.acceptance for event, _ in registry.published] == [None, 30 / 60, 6 / 60]
-    assert [metrics for _, metrics in registry.published][1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
+        events += publisher.publish_if_due(make_completed(offset, judged=20, accepted=accepted))
+    assert [event.acceptance for event in events] == [None, 30 / 60, 6 / 60]
+    metrics = [manifest["metrics"] for manifest in manifests(tmp_path, events)]
+    assert metrics[1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
 
 
 def test_a_stream_with_nothing_judged_has_no_acceptance(publisher: FolderPublisher):
@@ -173,15 +155,6 @@ def test_earlier_versions_stay_as_they_are(publisher: FolderPublisher, drafter: 
     assert open_version(tmp_path / baseline.folder)["digest"] == baseline.digest != later.digest
 
 
-def test_the_registry_gets_every_version_in_order(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
-    made = list(publisher.publish_baseline())
-    drafter.learn()
-    made += publisher.publish_on_drift(drift())
-    drafter.learn()
-    made += publisher.end()
-    assert [event for event, _ in registry.published] == made
-
-
 def test_no_publisher_publishes_nothing():
     nothing = NoPublisher()
     assert [
@@ -192,14 +165,14 @@ def test_no_publisher_publishes_nothing():
     ] == []
 
 
-def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path, registry: Registered):
+def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path):
     """Each target's first version is its baseline."""
     numbers, drafters, publishers = Numbers(), {}, {}
     for name in ("big", "small"):
         drafters[name] = drafter = Drafter()
         origin = replace(ORIGIN, target=name)
         publishers[name] = FolderPublisher(
-            tmp_path, drafter.write, drafter.state, origin, registry, 1, numbers, lambda: "2026-01-02T03:04:05+00:00"
+            tmp_path, drafter.write, drafter.state, origin, 1, numbers, lambda: "2026-01-02T03:04:05+00:00"
         )
     found = [only(publishers[name].publish_baseline()) for name in publishers]
     for offset, name in enumerate(("small", "big", "small")):
@@ -225,7 +198,7 @@ def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher
     assert list(publisher.folders) == [(0, tmp_path / baseline.folder), (1, tmp_path / end.folder)]
 
 
-def test_the_probe_measures_a_drafter_once(drafter: Drafter, registry: Registered, tmp_path: Path):
+def test_the_probe_measures_a_drafter_once(drafter: Drafter, tmp_path: Path):
     """Its result depends on the drafter alone, and a measurement takes a tenth of a second or more."""
     measured: list[int] = []
 
@@ -234,12 +207,11 @@ def test_the_probe_measures_a_drafter_once(drafter: Drafter, registry: Registere
         return ProbeResult({"probe/acceptance": drafter.versions.drafter / 10})
 
     publisher = FolderPublisher(
-        tmp_path, drafter.write, drafter.state, ORIGIN, registry, 1, Numbers(), lambda: "2026-01-02", probe
+        tmp_path, drafter.write, drafter.state, ORIGIN, 1, Numbers(), lambda: "2026-01-02", probe
     )
-    list(publisher.publish_baseline())
-    list(publisher.publish_if_due(make_completed(0)))
+    events = [*publisher.publish_baseline(), *publisher.publish_if_due(make_completed(0))]
     drafter.versions = Versions(1, 0, 4)
-    list(publisher.publish_if_due(make_completed(1)))
-    list(publisher.publish_if_due(make_completed(2)))
+    events += [*publisher.publish_if_due(make_completed(1)), *publisher.publish_if_due(make_completed(2))]
     assert measured == [0, 1]
-    assert [metrics["probe/acceptance"] for _, metrics in registry.published] == [0, 0, 0.1, 0.1]
+    found = [manifest["metrics"]["probe/acceptance"] for manifest in manifests(tmp_path, events)]
+    assert found == [0, 0, 0.1, 0.1]

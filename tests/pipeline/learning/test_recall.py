@@ -21,7 +21,6 @@ from stages.drafting.head import AcceptanceHead, load_head
 from stages.engine.models.language_model import read_trained_weights
 from stages.training.drafter_trainer import DrafterTrainer
 from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
-from store.registry.registry import NoRegistry
 
 AT, SINCE = 8, 5  # a fall is detected at the one prompt, and is found to have begun at the other
 
@@ -60,7 +59,7 @@ class Run:
         self.config = config_of(pair, **settings)
         (self.models,) = load_models(self.config, "", folder)
         with constants(update_lag=lag):
-            loop = build_loop(self.config, (self.models,), NoRegistry(), folder)
+            loop = build_loop(self.config, (self.models,), folder)
         runner, self.folder = runner_of(loop, self.models.name), folder
         runner.learner._drift = OneFall()
         self.distill = runner.learner.distill

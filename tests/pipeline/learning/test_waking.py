@@ -26,7 +26,6 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
 from stages.training.weight_update import Weights
 from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
-from store.registry.registry import NoRegistry
 
 __all__ = ["tiny_pair"]  # a fixture
 AT = 3  # the prompt that brings a drift to light
@@ -135,7 +134,7 @@ def paused_loop(pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model
         pair, draft__pause=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
     )
     (models,) = load_models(config, "", folder)
-    loop = build_loop(config, (models,), NoRegistry(), folder)
+    loop = build_loop(config, (models,), folder)
     runner = runner_of(loop, models.name)
     runner.learner._drift = OneFall()
     choose: ChooseDraft = runner.stages.decode

@@ -4,7 +4,6 @@ import pytest
 
 from pipeline.run.committer import CREDIT, Committer
 from store.log.run_log import Commit
-from store.registry.registry import NoRegistry
 
 
 class Clock:
@@ -37,8 +36,7 @@ class World:
             self.save,
             lambda: self.learning,
             self.log,  # type: ignore[arg-type]
-            NoRegistry(),
-            self.clock,
+            clock=self.clock,
         )
 
     def save(self) -> None:

@@ -1,5 +1,5 @@
 """A month in minutes: a hundred thousand prompts on stub models through the real loop, recorder, log, compaction,
-registry queue and retention. Memory, open files, threads, the files of the run and the registered versions stay as they
+the registry and retention. Memory, open files, threads, the files of the run and the registered versions stay as they
 are.
 """
 
@@ -13,18 +13,19 @@ from statistics import median
 import pyarrow as pa
 import pytest
 from loop_doubles import runner_of, stub_loop
-from registry_making import new_store
+from registry_making import MODEL, new_store, publish_run
 from test_soak import MEBIBYTES, SHARE, STATUS, resident_mebibytes
-from version_making import publication
 
 from pipeline.run.event_sink import EventSink
 from store.events import PromptReceived
 from store.log.compaction import compact
 from store.log.run_log import Commit, RunLog
-from store.outbox import Outbox, RetryPolicy
 from store.query.summary import write_summary
-from store.registry.registry import MODEL, MlflowRegistry, list_versions
+from store.registry.mlflow_client import connect
+from store.registry.mlflow_sync import RunSync
+from store.registry.registry import list_versions
 from store.registry.retention import prune
+from store.registry.run_description import RunDescription
 
 COMMIT, COMPACT = 500, 5_000  # prompts between two
 KEEP, PUBLISHED = 3, 4  # registered versions that stay, and those of a day
@@ -33,14 +34,12 @@ STATE = {"state.json": b"{}"}
 
 
 class Month:
-    """A run that commits, compacts and posts to a registry as real runs do."""
+    """A run that commits, compacts and sends to a registry as real runs do."""
 
     def __init__(self, folder: Path, prompts: int) -> None:
         self.folder, self._prompts = folder, prompts
         self._loop, self._log = stub_loop(batch=8), RunLog(folder, part_rows=20_000)
         self._events = EventSink(self._log)
-        self.delivered = 0
-        self._outbox = Outbox(folder / "queue.jsonl", self._deliver, retry_policy=RetryPolicy(linger=0.01), keep=0)
         self.memory: list[float] = []
         self.descriptors: list[int] = []
         self.threads: list[int] = []
@@ -48,13 +47,11 @@ class Month:
         self.bytes: list[int] = []
         self._registry = folder.parent / "mlflow"
         self._uri = new_store(self._registry)
+        RunDescription.create("month", {}, [("month", "stub")], ("stub",), None).write(folder)
+        self._sync = RunSync(folder, self._uri)
         self.registered: list[int] = []
         self.pruned = 0
         self.artifacts: list[int] = []
-
-    def _deliver(self, kind: str, bodies: list[dict]) -> dict:
-        self.delivered += len(bodies)
-        return {}
 
     def run(self) -> None:
         texts = ("ab", "abcd", "a", "abc")
@@ -65,17 +62,16 @@ class Month:
         self._events.take(self._loop.begin())
         for number in range(COMMIT, self._prompts + 1, COMMIT):
             self._events.take(self._loop.until_idle(islice(prompts, COMMIT), lambda: False))
-            self._outbox.post("points", {"step": number})
-            mark = self._outbox.mark()
-            self._log.commit(Commit(lambda: STATE, mark, lambda mark=mark: self._outbox.release(mark)), wait=True)
+            self._log.commit(Commit(lambda: STATE), wait=True)
             self._forget()
             if number % COMPACT == 0:
+                self._sync.update(stopped=False)
                 compact(self.folder, rows=JOINED, grace=0.0)
                 self._publish_day(number // COMPACT)
                 self._look()
         self._events.take(self._loop.end())
-        self._log.finish(self._outbox.mark())
-        assert self._outbox.close(60) == 0
+        self._log.finish()
+        self._sync.update(stopped=True)
 
     def _forget(self) -> None:
         """Clear what the stubs keep."""
@@ -87,19 +83,19 @@ class Month:
 
     def _publish_day(self, day: int) -> None:
         """Register the versions of a run of a day, and delete those of earlier days."""
-        run, spool = f"day-{day}", self.folder.parent / f"queue-{day}.jsonl"
-        registry = MlflowRegistry(self._uri, spool)
-        registry.start_run(run, {}, {}, [("month", "stub")], identity=run)
-        for version in range(PUBLISHED):
-            folder, event = publication(self.folder.parent, version, run)
-            registry.publish(folder, event, {}, drift=None)
-        registry.finish({}, [])
-        assert registry.close(60) == 0
-        shutil.rmtree(self.folder.parent / run)
+        run = publish_run(self._uri, self.folder.parent / f"day-{day}", PUBLISHED)
+        run.log.close()
+        shutil.rmtree(run.folder)
         self.pruned += len(prune(self._uri, MODEL, KEEP, dry_run=False))
         self.registered.append(len(list_versions(self._uri)))
         files = [path for path in (self._registry / "mlartifacts").rglob("*") if path.is_file()]
         self.artifacts.append(sum(path.stat().st_size for path in files))
+
+    def count_points(self) -> int:
+        """The points of the curve of a rate in MLflow."""
+        client = connect(self._uri)
+        (run,) = client.search_runs(["1"], "attributes.run_name = 'month'")
+        return len(client.get_metric_history(run.info.run_id, "curve/block_efficiency"))
 
     def _look(self) -> None:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
@@ -126,7 +122,7 @@ def require_flat(month: Month, prompts: int) -> None:
     assert summary["totals"]["prompts"] == prompts
     assert summary["check"]["mismatches"] == 0
     assert summary["check"]["decisions"] == prompts * 10 // 4
-    assert month.delivered == prompts // COMMIT
+    assert month.count_points() == prompts, "each prompt once, whatever was joined in the meantime"
     days = prompts // COMPACT
     assert month.pruned == (days - 1) * PUBLISHED, "all versions of earlier days"
     assert month.registered == [PUBLISHED] * days, "the newest, with their ancestors"

@@ -24,7 +24,6 @@ from pipeline.sources.position import SourcePosition
 from stages.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
 from store.errors import SourceError
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
-from store.registry.registry import NoRegistry
 
 PROMPTS = 14
 TIMES = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify")
@@ -38,7 +37,7 @@ def prompts() -> Iterator[PromptReceived]:
 
 
 def loop_of(config: Config, folder: Path) -> Loop:
-    return build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+    return build_loop(config, load_models(config, "", folder), folder)
 
 
 def timeless(event: Event) -> Event:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -183,9 +184,7 @@ def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
     monkeypatch: pytest.MonkeyPatch,
     lora: bool,
 ):
-    from store.registry.registry import NoRegistry
-
-    monkeypatch.setattr("pipeline.run.context.open_registry", lambda *_: NoRegistry())
+    monkeypatch.setattr("pipeline.run.context.Notifier", MagicMock())
     config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, publish__enabled=True, publish__interval=2)
     run_replay(config, tmp_path / "run")
     for number, target in enumerate(tiny_trio.targets):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from stages.examples import teacher_forcing
 from stages.examples.teacher_forcing import TeacherForcing
 from store.errors import RunError
 from store.log.manifest import RunKind, read_manifest
-from store.registry.registry import NoRegistry
 from store.registry.version_folder import open_version
 
 # Drafts of all sources, so that online examples are made of accepted, rejected and copied tokens.
@@ -100,7 +100,7 @@ def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(context, "open_registry", lambda *_: NoRegistry())  # MLflow takes 15 s to begin
+    monkeypatch.setattr(context, "Notifier", MagicMock())  # MLflow takes 15 s to begin
     config = make_training_config([run], {"learn.interval": 4})
     assert config.targets == (str(tiny_pair.target),)
     lines: list[str] = []

@@ -1,107 +1,83 @@
-"""The registry over HTTP: real servers on loopback that store the artifacts and fail for some time."""
+"""A run is sent over HTTP: real servers on loopback that store the artifacts and fail for some time."""
 
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from registry_making import check, play
+from event_making import make_completed
+from registry_making import LittleRun, check_files, new_store, play, read_store, sync_until_sent
 from serving import Proxy, mlflow_server, postgres
-from version_making import contents, publication
 
-from store.outbox import Ledger, RetryPolicy
-from store.registry.registry import MODEL, MlflowRegistry, fetch_version, list_versions, show_version
+from store.registry.mlflow_client import connect
+from store.registry.mlflow_sync import RunSync
+from store.registry.registry import default_uri
 
-SWEEP = pytest.mark.sweep
-QUICK = RetryPolicy(attempts=3, backoff=0.05, max_backoff=0.2, linger=0.01)
+MOODS = ("moody", "down", "broken", "slow", "mute")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server(tmp_path_factory.mktemp("server")) as uri:
-        yield uri
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What a run leaves in a store on the disk, which nothing disturbs."""
+    folder = tmp_path_factory.mktemp("expected")
+    *_, run = play(folder / "run-a")
+    run.sync(new_store(folder))
+    return read_store(default_uri(folder))
 
 
-@pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
-    proxy = Proxy(server)
-    yield proxy
-    proxy.close()
 
 
 @pytest.mark.slow
-def test_versions_are_sent_to_a_server_and_fetched_without_output(
-    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    registry = MlflowRegistry(server, tmp_path / "queue.jsonl", retry_policy=RetryPolicy(linger=0.01))
-    registry.start_run("run-a", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
-    registry.log_points([("acceptance", 0.5, step, 1_700_000_000_000) for step in range(1500)])  # more than a batch
-    folders = []
-    for version in range(2):
-        folder, event = publication(tmp_path, version)
-        registry.publish(folder, event, {})
-        folders.append(folder)
-    registry.finish({"acceptance": 0.5}, [])
-    assert registry.close(120) == 0, registry.last_error
-    assert [(version.number, version.parent) for version in list_versions(server)] == [(2, 1), (1, None)]
-    assert show_version(server, MODEL, 2).metrics == {"acceptance": 0.25, "version/cache_entries": 7.0}
-    fetched = fetch_version(f"models:/{MODEL}@candidate", server, tmp_path / "fetched")
-    assert contents(fetched) == contents(folders[1])
-    assert capfd.readouterr() == ("", "")
+def test_a_server_stores_the_same_as_a_local_store(tmp_path: Path, expected: dict, capfd: pytest.CaptureFixture[str]):
+    with mlflow_server(tmp_path) as server:
+        capfd.readouterr()
+        *_, run = play(tmp_path / "run-a")
+        assert run.sync(server).versions == 2
+        assert capfd.readouterr() == ("", "")
+        check_files(server, run.folder)
+        assert read_store(server) == expected
+        long = LittleRun(tmp_path / "long")
+        long.commit(*map(make_completed, range(400)))  # more points than a request takes
+        assert long.sync(server).points == 3600
+        (found,) = connect(server).search_runs(["1"], "attributes.run_name = 'long'")
+        assert len(connect(server).get_metric_history(found.info.run_id, "curve/acceptance_rate")) == 400
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "mood", ["moody", "down", *(pytest.param(mood, marks=SWEEP) for mood in ("broken", "slow", "mute"))]
-)
-def test_a_failing_server_costs_time_and_nothing_else(server: str, proxy: Proxy, tmp_path: Path, mood: str):
-    registry = MlflowRegistry(proxy.uri, tmp_path / "q.jsonl", experiment=mood, model=mood, retry_policy=QUICK, keep=0)
-    turns = play(registry, tmp_path)
-    next(turns)
-    registry.release(registry.mark())
-    wait_until(lambda: all_sent(tmp_path))
-    spoil(proxy, mood)
-    slowest = max(measure_seconds(lambda: next(turns)) for _ in range(4))  # curves, two versions and the pause
-    registry.release(registry.mark())
-    if mood in ("broken", "down", "mute"):
-        wait_until(lambda: registry.last_error is not None)
-        time.sleep(0.5)  # time for several attempts
-        assert not all_sent(tmp_path)
-    elif mood == "moody":
-        wait_until(lambda: proxy.requests > 60)
-    restore(proxy, mood)
-    wait_until(lambda: all_sent(tmp_path))
-    for _ in turns:
-        registry.release(registry.mark())
-    assert registry.close(60) == 0, registry.last_error
-    assert slowest < 1, "the stream waited for the server"
-    check(server, tmp_path, mood)
+@pytest.mark.parametrize("mood", MOODS)
+def test_a_failing_server_costs_time_and_nothing_else(tmp_path: Path, expected: dict, mood: str):
+    with mlflow_server(tmp_path) as server:
+        send_through_proxy(tmp_path / "run-a", server, mood)
+        check_files(server, tmp_path / "run-a")
+        assert read_store(server) == expected
 
 
 @pytest.mark.sweep
-def test_postgresql_stores_the_same(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """The registry sends without failures, and through a proxy that fails in two ways."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    with postgres() as store, mlflow_server(tmp_path_factory.mktemp("server"), store) as server:
-        proxy = Proxy(server)
-        for mood in ("well", "moody", "broken"):
-            folder = tmp_path_factory.mktemp(mood)
-            registry = MlflowRegistry(proxy.uri, folder / "q.jsonl", experiment=mood, model=mood, retry_policy=QUICK)
-            proxy.mood = mood
-            for _ in play(registry, folder):
-                pass
-            wait_until(lambda: proxy.requests > 20)
-            proxy.mood, proxy.requests = "well", 0
-            assert registry.close(120) == 0, registry.last_error
-            check(server, folder, mood)
-        proxy.close()
+def test_postgresql_stores_the_same(tmp_path: Path, expected: dict):
+    with postgres() as store, mlflow_server(tmp_path, store) as server:
+        send_through_proxy(tmp_path / "run-a", server, "moody")
+        check_files(server, tmp_path / "run-a")
+        assert read_store(server) == expected
 
 
-def all_sent(folder: Path) -> bool:
-    ledger = Ledger.read(folder / "q.jsonl")
-    return len(ledger.delivered) == ledger.posted
+def send_through_proxy(folder: Path, server: str, mood: str) -> None:
+    """Send the commits of a run, of which those in the middle meet a server in a mood."""
+    proxy = Proxy(server)
+    for number, run in enumerate(play(folder)):
+        if number == 1:
+            spoil(proxy, mood)
+        if number == 4:
+            restore(proxy, mood)
+        if number in (0, 4):
+            sync_until_sent(folder, proxy.uri)
+            continue
+        try:
+            RunSync(run.folder, proxy.uri).update(stopped=False)
+        except Exception:
+            assert mood != "slow"
+    proxy.close()
 
 
 def spoil(proxy: Proxy, mood: str) -> None:
@@ -116,16 +92,3 @@ def restore(proxy: Proxy, mood: str) -> None:
         proxy.open_again()
     else:
         proxy.mood = "well"
-
-
-def measure_seconds(call: Callable[[], object]) -> float:
-    started = time.monotonic()
-    call()
-    return time.monotonic() - started
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert condition()

@@ -5,29 +5,23 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from registry_making import new_store, play
-from version_making import contents, publication
+from registry_making import MODEL, new_store, publish_run
+from version_making import contents
 
 import pipeline
 from dashboards.web.registered import RegisteredNumbers
-from store.outbox import RetryPolicy
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
-from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
+from store.registry.registry import default_uri, fetch_version, list_versions
 from store.registry.relocation import ARTIFACTS, adopt_artifacts
 from store.registry.retention import promote, rollback
-
-QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """A folder with a run of two versions, each of which was the champion once."""
     folder = tmp_path / "runs"
-    registry = MlflowRegistry(new_store(folder), folder / "run-a/registry-queue.jsonl", retry_policy=QUICK)
-    for _ in play(registry, folder):
-        pass
-    assert registry.close(120) == 0, registry.last_error
+    publish_run(new_store(folder), folder / "run-a", 2)
     for number in (1, 2):
         promote(default_uri(folder), MODEL, number)
     return folder
@@ -35,14 +29,6 @@ def runs(tmp_path: Path) -> Path:
 
 def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def publish_one_more(runs: Path, run: str) -> None:
-    registry = MlflowRegistry(default_uri(runs), runs / run / "registry-queue.jsonl", retry_policy=QUICK)
-    registry.start_run(run, {}, {}, [])
-    registry.publish(*publication(runs, 0, run), {})
-    registry.finish({}, [])
-    assert registry.close(120) == 0, registry.last_error
 
 
 @pytest.mark.parametrize("way", ["moved", "copied"])
@@ -63,7 +49,7 @@ def test_everything_is_found_in_the_new_folder(runs: Path, tmp_path: Path, way: 
     assert rollback(uri, MODEL) == (2, 1)
     known = RegisteredNumbers(there).list_numbers(["run-a"])
     assert {row["number"]: row["aliases"] for row in known} == {1: ("champion",), 2: ("candidate",)}
-    publish_one_more(there, "run-b")
+    publish_run(uri, there / "run-b", 1)
     assert [version.number for version in list_versions(uri)] == [3, 2, 1]
     assert any(name.startswith(ARTIFACTS) for name in files(there) - before)
     assert files(runs) == before if way == "copied" else not runs.exists()

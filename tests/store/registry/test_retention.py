@@ -1,22 +1,17 @@
 """Champion, rollback, prune and comparisons, in a real store."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from registry_making import new_store
-from version_making import contents, publication
+from registry_making import new_store, publish_run
+from version_making import contents
 
 import store.registry.retention
 from store.errors import CorruptError, ModelError, UsageError
-from store.outbox import RetryPolicy
-from store.registry.comparisons import list_comparisons
 from store.registry.mlflow_client import connect, delete_version, model_id_of
-from store.registry.mlflow_versions import record_comparison
-from store.registry.registry import MlflowRegistry, fetch_version, list_versions, show_version
+from store.registry.mlflow_comparisons import list_comparisons, record_comparison
+from store.registry.registry import fetch_version, list_versions, show_version
 from store.registry.retention import promote, prune, rollback
-
-QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +34,7 @@ def model(uri: str, tmp_path: Path) -> str:
 
 
 def publish(uri: str, folder: Path, model: str, run: str, count: int, drafter: str = "builtin:drafter") -> None:
-    registry = MlflowRegistry(uri, folder / run / "q.jsonl", model=model, retry_policy=QUICK)
-    registry.start_run(run, {"drafter": drafter}, {}, [("docs", "builtin:docs")])
-    for version in range(count):
-        registry.publish(*publication(folder, version, run), {"probe/acceptance": 0.1 * version})
-    registry.finish({}, [])
-    assert registry.close(120) == 0, registry.last_error
+    publish_run(uri, folder / run, count, model, drafter)
 
 
 def numbers(uri: str, model: str) -> list[int]:
@@ -78,10 +68,48 @@ def test_a_champion_must_exist(uri: str, shared: str):
     connect(uri).delete_registered_model_alias(shared, "champion")
     with pytest.raises(ModelError, match="must have a version 9"):
         promote(uri, shared, 9)
-    with pytest.raises(ModelError, match="must have a version champion"):
+    connect(uri).delete_registered_model_tag(shared, "former_champions")
+    with pytest.raises(ModelError, match=f"it has no champion.* `omnidraft versions promote N --name {shared}`"):
         rollback(uri, shared)
     with pytest.raises(ModelError, match="has none"):
         promote(uri, "nothing", 1)
+
+
+def test_a_process_that_is_killed_between_two_writes_leaves_no_trace(uri, model, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+
+    promote(uri, model, 2)
+    promote(uri, model, 3)
+    alias, tag, calls = MlflowClient.set_registered_model_alias, MlflowClient.set_registered_model_tag, list[int]()
+
+    def die_at(last: int, write):
+        def call(*arguments):
+            calls.append(last)
+            if len(calls) == last:
+                raise ConnectionError
+            write(*arguments)
+
+        return call
+
+    for change, last, left in ((lambda: promote(uri, model, 5), 2, 3), (lambda: rollback(uri, model), 3, 2)):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(MlflowClient, "set_registered_model_alias", die_at(last, alias))
+            patch.setattr(MlflowClient, "set_registered_model_tag", die_at(last, tag))
+            with pytest.raises(ConnectionError):
+                change()
+        assert champion(uri, model) == [left]
+    promote(uri, model, 4)
+    assert rollback(uri, model) == (4, 2)
+    with pytest.raises(ModelError, match="version 2 has had none"):
+        rollback(uri, model)
+
+
+def test_after_the_champion_was_deleted_rollback_returns_to_the_former_one(uri: str, model: str):
+    promote(uri, model, 2)
+    promote(uri, model, 3)
+    connect(uri).delete_model_version(model, "3")
+    assert rollback(uri, model) == (None, 2)
 
 
 def test_rollback_skips_pruned_versions_and_an_edited_tag(uri: str, shared: str):
@@ -194,7 +222,7 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
     run = connect(uri).get_run(first)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "#1 and #4")
     assert run.data.metrics == metrics
-    assert run.data.params == {"first": "1", "second": "4"}
+    assert run.data.params == {"model": shared, "first": "1", "second": "4"}
     assert run.data.tags["kind"] == "comparison"
     assert len(connect(uri).get_metric_history(first, "acceptance/low")) == 1
     compared = [model_id_of(connect(uri).get_model_version(shared, number)) for number in ("1", "4")]
@@ -221,23 +249,6 @@ def test_probe_metrics_of_different_runs_share_a_dataset(uri: str, tmp_path: Pat
     probes = [next(metric for metric in one.metrics if metric.key == "probe/acceptance") for one in logged]
     assert {(metric.dataset_name, metric.dataset_digest) for metric in probes} == {("probe", probes[0].dataset_digest)}
     assert [metric.value for metric in probes] == [0.0, 0.1]
-
-
-def test_every_version_has_its_lineage(uri: str, tmp_path: Path):
-    registry = MlflowRegistry(uri, tmp_path / "q.jsonl", model=tmp_path.name, retry_policy=QUICK)
-    registry.start_run("run-z", {}, {}, [])
-    for version in range(3):
-        folder, event = publication(tmp_path, version, "run-z")
-        made = replace(event, reason="drift", offset=100) if version == 2 else event
-        registry.publish(folder, made, {}, drift=60 if version == 1 else None)
-    assert registry.close(60) == 0, registry.last_error
-    newest, middle, baseline = list_versions(uri, tmp_path.name)
-    assert (baseline.parent, baseline.learned, baseline.drift) == (None, None, None)
-    assert (middle.parent, middle.learned, middle.drift) == (baseline.number, (0, 100), 60)
-    assert (newest.parent, newest.learned, newest.drift) == (middle.number, (100, 100), None)
-    tags = show_version(uri, tmp_path.name, middle.number).tags
-    assert (tags["learned"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-z", "builtin:target")
-    assert "the first since the drift at prompt 60" in connect(uri).get_model_version(tmp_path.name, "2").description
 
 
 def move(uri: str, shared: str, to: str) -> None:

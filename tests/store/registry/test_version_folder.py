@@ -234,7 +234,8 @@ def test_a_duplicate_name_in_a_manifest_is_refused(sealed: Path, key: str):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("version", "1"), ("parent", "x"), ("run", 3), ("counters", []), ("created_at", None)]
+    ("key", "value"),
+    [("version", "1"), ("parent", "x"), ("run", 3), ("counters", []), ("created_at", None), ("metrics", [])],
 )
 def test_a_field_of_the_wrong_kind_is_named(sealed: Path, key: str, value: object):
     edit_manifest(sealed, **{key: value})

@@ -31,7 +31,6 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_only_target
 from pipeline.config.settings import Config
 from store.events import Updated
-from store.registry.registry import NoRegistry
 
 PAPER = ROOT.parent / "shared" / "PAPER.md"
 app = typer.Typer()
@@ -194,7 +193,7 @@ def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pa
     config = config_of(tiny_pair).with_overrides({**quick, **arm.settings})
     models = load_only_target(config, tmp_path)
     loaded = [weight.detach().clone() for weight in models.drafter.trained_weights]
-    loop = build_loop(config, (models,), NoRegistry(), tmp_path / "run")
+    loop = build_loop(config, (models,), tmp_path / "run")
     prompts = choose_prompts(config, None).chosen
     updates = [event for event in loop.run(iter(prompts)) if isinstance(event, Updated)]
     assert any(update.part == "drafter" and update.served for update in updates)

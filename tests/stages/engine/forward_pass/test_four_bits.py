@@ -209,7 +209,7 @@ def generate(config: Config, folder: Path) -> tuple[Models, dict[int, list[int]]
     prompts = [PromptReceived(number, "sums", "here", number + 1, text) for number, text in enumerate(texts)]
     found: dict[int, list[int]] = defaultdict(list)
     accepted = 0
-    for event in build_loop(config, (models,), None, folder).run(iter(prompts)):
+    for event in build_loop(config, (models,), folder).run(iter(prompts)):
         if isinstance(event, TokenDecision) and event.emitted_id is not None:
             found[event.offset].append(event.emitted_id)
             accepted += event.emitted_id == event.proposed_id

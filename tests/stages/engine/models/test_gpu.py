@@ -14,7 +14,6 @@ from stages.engine.forward_pass.forward import ModuleForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from store.events import PromptReceived, TokenDecision
-from store.registry.registry import NoRegistry
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +61,7 @@ def test_greedy_text_is_that_of_the_cpu(batch: int, tmp_path: Path):
                 "sampling.max_new_tokens": 24,
             }
         )
-        loop = build_loop(config, load_models(config, "", tmp_path), NoRegistry(), tmp_path)
+        loop = build_loop(config, load_models(config, "", tmp_path), tmp_path)
         events = [event for event in loop.run(iter(prompts)) if isinstance(event, TokenDecision)]
         texts.append(sorted((event.offset, event.emitted_id) for event in events if event.emitted_id is not None))
     assert texts[0] == texts[1]

@@ -1,0 +1,300 @@
+"""Brings MLflow up to the commits of a run, by comparing both and sending what is missing.
+
+The run's folder is the source of truth: its log names the versions and has the numbers of all curves. What MLflow has
+of the run is found by the tag `IDENTITY`. Every step can be repeated, by this process or another, after any
+interruption, with the same result in MLflow.
+
+The step of all metrics is the stream offset; docs/registry.md describes what MLflow's pages show of a run.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from store.errors import CorruptError, ModelError
+from store.events import VersionPublished
+from store.log.manifest import MANIFEST as LOG_MANIFEST
+from store.log.manifest import Manifest, read_manifest
+from store.log.partitions import LEARNER, log_folders, partition_folder
+from store.registry.curves import Curves
+from store.registry.log_points import Counts, LogPoints, Logs, Point, RowReader
+from store.registry.mlflow_client import (
+    IDENTITY,
+    connect,
+    fetch_pages,
+    find_or_create,
+    find_runs,
+    find_version,
+    is_transient,
+    local_database,
+    model_id_of,
+)
+from store.registry.mlflow_versions import (
+    SENT,
+    LocalVersion,
+    Publication,
+    SentRun,
+    SentVersion,
+    dataset,
+    inputs,
+    remove_duplicates,
+)
+from store.registry.registered_version import Reference, metric_key, run_note
+from store.registry.relocation import ARTIFACTS
+from store.registry.run_description import RunDescription, numbers_of
+from store.registry.version_folder import list_changes, open_version
+from store.registry.version_folder import read_manifest as read_version
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+EXPERIMENT = "omnidraft"
+FILES = ("summary.json", "config.json", "acceptance.png", "tokens.html")  # of a run, that become its artifacts
+LOCK = Path("log", ".mlflow.lock")
+LOCK_SECONDS = 120.0  # to wait for another process, such as one whose run was killed
+AT_ONCE = 1000  # points of one request, the most that MLflow takes
+# Okabe and Ito's colours, which colour-blind readers can tell apart; MLflow may give two runs the same colour.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_NOTE = "mlflow.note.content"  # the tag that pages show as a run's description
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one update sent, and the versions that MLflow or their own files did not let through, with the reasons."""
+
+    versions: int = 0
+    points: int = 0
+    refused: tuple[str, ...] = ()
+
+
+class RunSync:
+    """Sends what MLflow lacks of one run. Used by one thread.
+
+    Args:
+        run_folder: of a run with a `RunDescription`.
+        uri: of the MLflow store.
+    """
+
+    def __init__(self, run_folder: Path, uri: str) -> None:
+        self._folder, self._uri = run_folder, uri
+        self._replica: _Replica | None = None
+
+    def update(self, *, stopped: bool, committed: Mapping[str, int] | None = None) -> Sent:
+        """Send everything up to the last commits.
+
+        Args:
+            stopped: whether no process is at work on the run: unless it is finished, MLflow then shows it as killed.
+            committed: versions that count as committed, by the log's folder relative to the run's. A log has more
+                while its last commit is still being copied to an object store.
+
+        Raises:
+            CorruptError: the run's description or a part of its log is damaged.
+            Exception: what MLflow raises; what was sent stays.
+        """
+        with FileLock(self._folder / LOCK, timeout=LOCK_SECONDS):  # a process of a killed run may still be sending
+            try:
+                return self._update(stopped, committed or {})
+            except BaseException:
+                self._replica = None  # what was sent of it is compared anew
+                raise
+
+    def _update(self, stopped: bool, committed: Mapping[str, int]) -> Sent:
+        folders = [folder for folder in log_folders(self._folder) if (folder / LOG_MANIFEST).exists()]
+        logs = {folder: read_manifest(folder) for folder in folders}
+        if self._replica is None:
+            description = RunDescription.read(self._folder)
+            if description is None:
+                raise CorruptError(f"{self._folder} must hold a run that is published, but has no description of one")
+            self._replica = _compare(connect(self._uri), self._uri, self._folder, description)
+        finished = _is_finished(self._folder, logs)
+        return self._replica.update(logs, committed, finished=finished, stopped=stopped)
+
+
+def _is_finished(run_folder: Path, logs: Logs) -> bool:
+    """Return whether the run is complete: its learner, if it has one in a process of its own, ends last."""
+    last: Manifest | None = logs.get(partition_folder(run_folder, LEARNER)) or logs.get(run_folder)
+    return last is not None and last.finished
+
+
+def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDescription) -> "_Replica":
+    """Find out what MLflow has of a run, and create what a run begins with."""
+    experiment = _experiment_id(client, uri)
+    mine = _find_all(client, experiment, description.identity)
+    runs = [run for run in mine if run.data.tags[IDENTITY] == description.identity]
+    active = [run for run in runs if run.info.lifecycle_stage == "active"]
+    if runs and not active:
+        return _Replica(client, folder, None, Counts())
+    # A request that was sent twice makes two runs: the one that was used before is kept, or the older one.
+    run = min(active, key=lambda run: (SENT not in run.data.tags, run.info.start_time), default=None)
+    if run is None or SENT not in run.data.tags:
+        run = _create_run(client, experiment, description)
+    sent = {run.data.tags[IDENTITY]: SentVersion.parse(run) for run in mine if run not in runs}
+    versions = {int(identity.rpartition("/v")[2]): one for identity, one in sent.items() if one}
+    color, base = run.data.tags["mlflow.runColor"], _find_base(client, description.params.get("drafter", ""))
+    found = SentRun(experiment, run.info.run_id, color, description, base, versions)
+    return _Replica(client, folder, found, Counts(**json.loads(run.data.tags[SENT])), run.info.status)
+
+
+class _Replica:
+    """What MLflow has of a run, and how to complete it.
+
+    Args:
+        client: of the store.
+        folder: the run's.
+        run: None if somebody deleted it in MLflow: then nothing is sent.
+        counts: rows of the log whose points are there.
+        status: of the run in MLflow.
+    """
+
+    def __init__(
+        self, client: "MlflowClient", folder: Path, run: SentRun | None, counts: Counts, status: str = ""
+    ) -> None:
+        self._client, self._folder, self._run, self._status = client, folder, run, status
+        self._rows, self._events = RowReader(), dict[int, VersionPublished]()
+        if run is not None:
+            self._points = LogPoints(run.description.began, run.description.targets, counts)
+            self._curves = Curves(run.description.targets)
+
+    def update(self, logs: Logs, committed: Mapping[str, int], *, finished: bool, stopped: bool) -> Sent:
+        """Send what is committed and missing."""
+        if self._run is None:
+            return Sent()
+        wanted = "FINISHED" if finished else "KILLED" if stopped else "RUNNING"
+        if self._status != wanted == "RUNNING":
+            self._client.update_run(self._run.run_id, status=wanted)
+        versions, refused = self._send_versions(logs, committed, self._run)
+        points = self._send_points(self._run.run_id, logs, ended=finished)
+        if self._status != wanted != "RUNNING":
+            if finished:
+                self._finish(self._run)
+            self._client.set_terminated(self._run.run_id, wanted, self._ended(self._run))
+        self._status = wanted
+        return Sent(versions, points, refused)
+
+    def _send_versions(self, logs: Logs, committed: Mapping[str, int], run: SentRun) -> tuple[int, tuple[str, ...]]:
+        for folder, manifest in logs.items():
+            most = committed.get(str(folder.relative_to(self._folder)))
+            for event in self._rows.read(folder, manifest, "versions", VersionPublished, most):
+                self._events[event.version] = event
+        sent, refused = 0, list[str]()
+        for number, event in sorted(self._events.items()):
+            if number in run.versions:
+                continue
+            try:
+                run.versions[number] = self._send_version(run, event)
+                sent += 1
+            except Exception as error:
+                if not isinstance(error, CorruptError) and is_transient(error):
+                    raise
+                refused.append(f"version {number}: {error}")  # the others do not wait for it
+        return sent, tuple(refused)
+
+    def _send_version(self, run: SentRun, event: VersionPublished) -> SentVersion:
+        folder, parent = self._folder / event.folder, self._events.get(-1 if event.parent is None else event.parent)
+        manifest, changes = open_version(folder), None
+        with suppress(CorruptError):  # of the parent, without which it is not known
+            changes = list_changes(manifest, read_version(self._folder / parent.folder)) if parent else ()
+        version, values = LocalVersion(event, folder, manifest, changes), self._curves.describe_version(event)
+        self._log(run.run_id, [Point(key, value, event.offset, version.made_at) for key, value in values.items()])
+        return Publication(self._client, run, version).send()  # last, since what was sent is not sent again
+
+    def _send_points(self, run_id: str, logs: Logs, *, ended: bool) -> int:
+        if self._status == "FINISHED" and self._points.counts == _count_rows(logs):
+            return 0
+        points, total, before = self._points.read(logs, ended=ended), 0, self._points.counts
+        while chunk := list(islice(points, AT_ONCE)):
+            self._log(run_id, chunk)
+            total += len(chunk)
+        if self._points.counts != before:
+            self._client.set_tag(run_id, SENT, json.dumps(asdict(self._points.counts)))
+        return total
+
+    def _log(self, run_id: str, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        if points:
+            metrics = [Metric(metric_key(key), value, when, step) for key, value, step, when in points]
+            self._client.log_batch(run_id, metrics=metrics)
+
+    def _finish(self, run: SentRun) -> None:
+        """Add the summary and the files, and remove duplicates."""
+        path = self._folder / FILES[0]
+        summary = numbers_of(json.loads(path.read_bytes())) if path.is_file() else {}
+        # "final/" makes a section of their own among the charts; step 0 makes a bar of each instead of a dot
+        self._log(run.run_id, [Point(f"final/{key}", value, 0, self._ended(run)) for key, value in summary.items()])
+        for file in [self._folder / name for name in FILES]:
+            if file.is_file():
+                self._client.log_artifact(run.run_id, str(file))
+        about = run.description
+        self._client.set_tag(run.run_id, _NOTE, run_note(about.name, about.datasets, summary))
+        remove_duplicates(self._client, run)
+
+    def _ended(self, run: SentRun) -> int:
+        """When the run ended, by its log: with its last prompt or its last version."""
+        return max([self._points.last_time, *(one.ended for one in run.versions.values())])
+
+
+def _count_rows(logs: Logs) -> Counts:
+    tables = ("prompts", "updates", "drifts")
+    return Counts(*(sum(part.rows for log in logs.values() for part in log.tables[table]) for table in tables))
+
+
+def _create_run(client: "MlflowClient", experiment: str, description: RunDescription) -> "Run":
+    """Create the run, or complete the description of one that was begun."""
+    from mlflow.entities import Param
+
+    params, datasets = description.params, description.datasets
+    tags = {"kind": "replay", _NOTE: run_note(description.name, datasets), IDENTITY: description.identity}
+    tags |= {"mlflow.source.name": "omnidraft replay", "mlflow.source.type": "LOCAL"}
+    tags |= {key: params[key] for key in ("target", "drafter") if key in params}  # pages filter runs by tags
+    tags["mlflow.runColor"] = _free_color(client, experiment)
+    run: Run = find_or_create(
+        lambda: find_runs(client, experiment, description.identity),
+        lambda: client.create_run(experiment, description.began, tags, description.name),
+        lambda other: client.delete_run(other.info.run_id),
+    )
+    run_id = run.info.run_id
+    client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
+    client.log_inputs(run_id, datasets=inputs([dataset(*pair) for pair in datasets]))
+    client.set_tag(run_id, SENT, json.dumps(asdict(Counts())))
+    return client.get_run(run_id)
+
+
+def _find_all(client: "MlflowClient", experiment: str, identity: str) -> list["Run"]:
+    """Find the run and its nested runs, also those that somebody deleted."""
+    from mlflow.entities import ViewType
+
+    mine = f"tags.`{IDENTITY}` LIKE '{identity}%'"
+    return fetch_pages(lambda page: client.search_runs([experiment], mine, ViewType.ALL, page_token=page))
+
+
+def _find_base(client: "MlflowClient", drafter: str) -> SentVersion | None:
+    """Return the registered version that a run starts from, if it was not removed."""
+    try:
+        reference = Reference.parse(drafter)
+    except ModelError:
+        return None
+    version = find_version(client, reference)
+    return None if version is None else SentVersion(model_id_of(version), int(version.version), reference.name)
+
+
+def _experiment_id(client: "MlflowClient", uri: str) -> str:
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    path = local_database(uri)
+    return str(client.create_experiment(EXPERIMENT, (path.parent / ARTIFACTS).as_uri() if path else None))
+
+
+def _free_color(client: "MlflowClient", experiment: str) -> str:
+    """A colour that the latest replays do not have."""
+    latest = client.search_runs([experiment], "tags.kind = 'replay'", max_results=len(_COLORS) - 1)
+    taken = {run.data.tags.get("mlflow.runColor") for run in latest}
+    return next(color for color in _COLORS if color not in taken)

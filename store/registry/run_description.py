@@ -1,0 +1,78 @@
+"""What MLflow shows of a run beyond its log and its versions: a file in the run's folder, written when it begins."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+from store.errors import CorruptError
+from store.files import json_bytes, write_whole
+from store.registry.registered_version import metric_name
+
+FILE = "mlflow.json"
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """The description of a run."""
+
+    name: str
+    identity: str  # by which the run is found in MLflow; no other run has it
+    began: int  # milliseconds since 1970
+    params: Mapping[str, str]  # few: MLflow's pages show all of them
+    datasets: Sequence[tuple[str, str]]  # name and source of each
+    targets: Sequence[str]
+    uri: str | None  # of the MLflow store; None for the one next to the run's folder
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        params: Mapping[str, object],
+        datasets: Sequence[tuple[str, str]],
+        targets: Sequence[str],
+        uri: str | None,
+    ) -> Self:
+        """Describe a run that begins now."""
+        texts = {key: str(value) for key, value in params.items()}
+        return cls(name, uuid4().hex, time.time_ns() // 1_000_000, texts, tuple(datasets), tuple(targets), uri)
+
+    @classmethod
+    def read(cls, run_folder: Path) -> Self | None:
+        """Read the description of a run; None of a run that is not published. Raises CorruptError."""
+        path = run_folder / FILE
+        try:
+            found = json.loads(path.read_bytes())
+            return cls(**{**found, "datasets": [(name, source) for name, source in found["datasets"]]})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CorruptError(
+                f"{path} must describe the run for MLflow, but cannot be read: {error}; restore it from a copy"
+            ) from error
+
+    def write(self, run_folder: Path) -> None:
+        """Write the description to the run's folder, atomically. Raises OSError."""
+        write_whole(run_folder / FILE, json_bytes(asdict(self)))
+
+    def move_to(self, uri: str | None) -> Self:
+        """Return the description of the run in another store."""
+        return replace(self, uri=uri)
+
+
+def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a run's summary by flat names: totals, ledger, first and last fifth of datasets."""
+    totals = summary.get("totals", summary)
+    ledger = {f"ledger/{key}": value for key, value in totals.get("ledger", {}).items()}
+    found: dict[str, Any] = {**totals, **ledger}
+    for dataset, metrics in summary.get("datasets", {}).items():
+        for part in ("first_fifth", "last_fifth"):
+            for name in ("acceptance_rate", "block_efficiency"):
+                found[f"{metric_name(dataset)}/{part}_{name}"] = metrics[part][name]
+    return {
+        key: float(value) for key, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
+    }

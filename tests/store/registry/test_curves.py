@@ -1,0 +1,155 @@
+"""Curves: which numbers an event contributes."""
+
+import pytest
+from event_making import make_completed, make_drifted, make_published, make_updated
+
+from store.events import PromptCompleted, Updated
+from store.query.acceptance import Acceptance
+from store.registry.curves import WINDOW, Curves, describe_step
+from store.registry.registered_version import metric_key, run_note
+from store.registry.run_description import numbers_of
+
+ACCEPTANCE = {f"curve/acceptance_{name}" for name in ("rate", "low", "high", "judged")}
+RATES = ACCEPTANCE | {
+    "curve/mean_accepted_length",
+    "curve/block_efficiency",
+    "curve/accepted_by_model",
+    "curve/drafted_pieces",
+    "curve/tokens_per_second",
+}
+
+
+@pytest.fixture
+def curves() -> Curves:
+    return Curves()
+
+
+def add(curves: Curves, prompt: PromptCompleted) -> dict[str, float]:
+    """The numbers after a prompt."""
+    curves.add_prompt(prompt)
+    return curves.measure_prompts(prompt.target)
+
+
+def update(part: str, after: float | None = 0.6) -> Updated:
+    before = None if after is None else 0.5
+    return make_updated(offset=9, part=part, acceptance_before=before, acceptance_after=after, served=False)
+
+
+def test_a_prompt_gives_the_rates(curves: Curves):
+    low, high = Acceptance(10, 20).interval or (0.0, 1.0)
+    assert add(curves, make_completed(3, judged=20, accepted=10)) == {  # ten blocks, twenty tokens, one second
+        "curve/acceptance_rate": 0.5,
+        "curve/acceptance_low": low,
+        "curve/acceptance_high": high,
+        "curve/acceptance_judged": 20.0,
+        "curve/mean_accepted_length": 1.0,
+        "curve/block_efficiency": 2.0,
+        "curve/accepted_by_model": 1.0,
+        "curve/drafted_pieces": 2.5,
+        "curve/tokens_per_second": 20.0,
+    }
+
+
+def test_requests_that_were_cancelled_before_their_first_block_have_no_rates(curves: Curves):
+    cancelled = make_completed(3, judged=0, accepted=0, blocks=0, emitted=0, finish="cancelled")
+    assert add(curves, cancelled) == {"curve/tokens_per_second": 0.0}
+
+
+def test_a_rate_looks_back_on_a_window_and_no_further(curves: Curves):
+    add(curves, make_completed(0, judged=1000, accepted=1000))
+    rates = [add(curves, make_completed(offset, judged=20, accepted=5)) for offset in range(1, WINDOW + 1)]
+    assert rates[-1]["curve/acceptance_rate"] == 0.25
+    assert rates[-2]["curve/acceptance_rate"] > 0.8
+
+
+def test_tokens_per_second_counts_overlapping_prompts_once(curves: Curves):
+    rates = [add(curves, make_completed(offset, started=10.0, finished=12.0)) for offset in range(4)]
+    assert rates[-1]["curve/tokens_per_second"] == 4 * 20 / 2.0
+
+
+def test_nothing_judged_gives_no_acceptance_rate(curves: Curves):
+    assert set(add(curves, make_completed(0, judged=0, accepted=0))) == RATES - ACCEPTANCE
+
+
+def test_updates_of_the_drafter_and_drifts_have_numbers():
+    assert describe_step(update("drafter")) == {
+        "learn/loss": 1.25,
+        "learn/served": 0.0,
+        "learn/expected_acceptance": 0.6,
+    }
+    assert set(describe_step(update("drafter", after=None))) == {"learn/loss", "learn/served"}
+    assert describe_step(update("head")) == {}
+    assert describe_step(make_drifted(offset=4)) == {"drift/rate_before": 0.8, "drift/rate_after": 0.25}
+
+
+def test_versions_have_a_curve_of_the_probe(curves: Curves):
+    counts = {"tokens": (4, 6, 2, 4, 4), "greedy": (1, 4, 1, 2, 2), "forwards": (2, 2, 2, 2, 2)}
+    measured = {f"probe_{name}": values for name, values in counts.items()} | {
+        "probe_sampled": (1.0, 2.0, 1.0, 2.0, 2.0)
+    }
+    rates = {"probe/acceptance": 0.5, "probe/acceptance_sampled": 0.4, "probe/tokens_per_forward": 2.0}
+    assert curves.describe_version(make_published(reason="floor", **measured)) == rates
+    found = curves.describe_version(make_published(version=2, cache_entries=60, reason="end", **measured))
+    assert found == rates | {"version/number": 2, "version/cache_entries": 60}
+    assert next(iter(found)) == "probe/acceptance", "MLflow compares runs by the metric that came first"
+
+
+def test_each_of_several_targets_has_rates_of_its_own_in_addition_to_the_overall_ones():
+    curves = Curves(("builtin:big", "/models/small one"))
+    found = [
+        add(curves, make_completed(0, target="builtin:big", judged=20, accepted=10)),
+        add(curves, make_completed(1, target="/models/small one", judged=20, accepted=20)),
+        add(curves, make_completed(2, target="builtin:big", judged=20, accepted=0)),
+    ]
+    assert [{key: value for key, value in one.items() if "rate" in key} for one in found] == [
+        {"curve/acceptance_rate": 0.5, "curve/acceptance_rate.builtin_big": 0.5},
+        {"curve/acceptance_rate": 0.75, "curve/acceptance_rate._models_small_one": 1.0},
+        {"curve/acceptance_rate": 0.5, "curve/acceptance_rate.builtin_big": 0.25},
+    ]
+    assert found[1]["curve/block_efficiency._models_small_one"] == 3.0
+    assert set(add(Curves(("big",)), make_completed(0))) == RATES, "one target has only the overall curve"
+
+
+def test_mlflow_takes_the_names_of_the_curves_of_any_target():
+    from mlflow.utils.validation import _validate_metric_name
+
+    targets = ("../models/a", "hf.co/org/name:8b", "C:\\models\\b", "größe")
+    curves = Curves(targets)
+    for offset, target in enumerate(targets):
+        for key in add(curves, make_completed(offset, target=target)):
+            _validate_metric_name(metric_key(key))
+
+
+def test_lookups_have_a_curve_and_leave_those_of_the_model_alone(curves: Curves):
+    copied = {"lookup_blocks": 5, "lookup_judged": 50, "lookup_accepted": 50, "own_accepted": 20}
+    first = add(curves, make_completed(0, blocks=20, **copied, emitted=75))
+    only_copies = make_completed(1, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0, emitted=15)
+    second = add(curves, only_copies)
+    assert (first["curve/acceptance_rate"], first["curve/mean_accepted_length"]) == (0.5, 10 / 15)
+    assert (first["curve/lookup_share"], second["curve/lookup_share"]) == (0.25, 0.5)
+    assert (first["curve/accepted_from_own_text"], first["curve/accepted_from_memory"]) == (1.0, 1.5)
+    assert second["curve/block_efficiency"] == 3.0
+    sources = {f"curve/accepted_{source}" for source in ("by_model", "from_own_text", "from_memory")}
+    others = {"curve/lookup_share", "curve/block_efficiency", "curve/tokens_per_second"}
+    assert set(add(Curves(), only_copies)) == sources | others
+
+
+def test_the_description_of_a_run_has_the_fifths_of_its_datasets_also_where_nothing_was_judged():
+    def part(rate: float | None, efficiency: float | None) -> dict[str, float | None]:
+        return {"acceptance_rate": rate, "block_efficiency": efficiency}
+
+    datasets = {
+        "questions": {"first_fifth": part(0.6531, 1.8), "last_fifth": part(0.25, 1.704)},
+        "code": {"first_fifth": part(0.39, 1.44), "last_fifth": part(None, 1.94)},
+    }
+    numbers = numbers_of({"totals": {"prompts": 72, "ledger": {"net_seconds": -0.5}}, "datasets": datasets})
+    assert numbers["questions/first_fifth_block_efficiency"] == 1.8
+    assert "code/last_fifth_acceptance_rate" not in numbers
+    lines = run_note("monday", [("questions", "builtin:questions")], numbers).splitlines()
+    assert lines[2:6] == [
+        "| first to last fifth | tokens per target forward | acceptance of the drafter model |",
+        "|---|---|---|",
+        "| questions | 1.80 to 1.70 | 0.653 to 0.250 |",
+        "| code | 1.44 to 1.94 | 0.390 to – |",
+    ]
+    assert "first to last fifth" not in run_note("monday", [])
