@@ -14,6 +14,7 @@ from pipeline.config.settings import Config
 from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
+from stages.engine.compiled.lines.warm_up import compile_lines
 from stages.engine.forward_pass.forward import ModuleForward
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.slot_forward import SlotForward
@@ -173,8 +174,7 @@ def load_models(
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
-    if compiling:
-        compiling.join()  # what follows is timed
+    compiling.join()  # what follows is timed
     for model in (drafter, *targets.values()):
         model.prove_forward()  # and, with the threads of the run, see which kernels are fast
     pair_with = _make_pairing(config, source, drafter)
@@ -199,11 +199,16 @@ def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callab
     return pair_with
 
 
-def _start_compiling(config: Config) -> Thread | None:
-    """Compile the search for drafts, which takes some seconds on the first start of a release, if it is used."""
-    if config.draft.max_draft == 0 or {"own", "memory"}.isdisjoint(config.draft.sources):
-        return None
-    compiling = Thread(target=compile_search, name="compiler")
+def _start_compiling(config: Config) -> Thread:
+    """Compile what is called between two passes, which takes some seconds on the first start of a release."""
+    searches = config.draft.max_draft > 0 and not {"own", "memory"}.isdisjoint(config.draft.sources)
+
+    def compile_all() -> None:
+        compile_lines()
+        if searches:
+            compile_search()
+
+    compiling = Thread(target=compile_all, name="compiler")
     compiling.start()
     return compiling
 

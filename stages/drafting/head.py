@@ -44,7 +44,7 @@ class AcceptanceHead(nn.Module):
             self.leave = nn.Linear(INNER_WIDTH, 1)
             # Optimistic before the first labels: pieces that are never drafted give no labels.
             nn.init.constant_(self.leave.bias, 1.5)
-        self._compiled = PieceEstimates(width, EXTRA_FEATURES, INNER_WIDTH, len(self.inner))
+        self._compiled = PieceEstimates(width, INNER_WIDTH, len(self.inner))
         # whether its first weights were read from a file
         self.came_trained = False  # before this run
         self._weights = list(self.parameters())  # to list them takes as long as to compute with them

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stages.contract.snapshot import State
-from stages.memory.compiling import compiled
+from stages.engine.compiled.lines.compiling import compiled
 from stages.memory.counting import LONGEST
 
 OWN_EDGES = (2, 3, 4, 5, 6, 8, 12, 20, 32)  # matches of the own text of 1, 2, ..., 32 tokens

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stages.memory.compiling import compile_function, compiled
+from stages.engine.compiled.lines.compiling import compile_function, compiled
 
 LONGEST = 8  # tokens of the longest context
 WAYS = 8  # slots of a bucket: a context lies in one of them

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stages.engine.compiled.lines.compiling import compiled
 from stages.memory.calibration import RANKS, ChanceArrays, chance_of, count_trial, memory_cell, own_cell
-from stages.memory.compiling import compiled
 from stages.memory.counting import CONTINUATIONS, LONGEST, Hash, TableArrays, Tokens, find_contexts
 
 LONGEST_MATCH = 32  # longer matches of the own text are counted as this long

@@ -1,12 +1,8 @@
 """Calls of the compiled search from Python: a table of integers in, the trees or the predictions out.
 
-Numba's own calls take 50 microseconds with this many arrays when the processor has forgotten what they are: more than
-the search itself. A table of addresses takes one argument.
-
 Shapes: B rows of a batch, N candidates.
 """
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,12 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray
 
+from stages.engine.compiled.lines.compiling import as_pointer, compile_call, compiled
 from stages.memory.calibration import CELLS, ChanceArrays
-from stages.memory.compiling import compile_call, compiled
 from stages.memory.counting import CONTINUATIONS, TableArrays
 from stages.memory.ngram_table import FIRST_SLOTS, SLOT_BYTES, NgramTable
 from stages.memory.options import Integers, SearchedRows, Sources, observe_rows
@@ -28,7 +22,6 @@ from stages.memory.tree_growth import FOUND_FIELDS, Curve, grow_rows
 # Places in the table: of what is searched, of the batch, and of what is particular to a call.
 TABLE, SLOTS, CHANCES, ENDS, END_COUNT, ORDER, OWN = 0, 6, 7, 11, 12, 13, 14
 TEXTS, LINES, CAPACITY, ROW_NUMBERS, ROWS, NODES, WIDTH, OTHERS = 15, 16, 17, 18, 19, 20, 21, 22
-CALL = types.void(types.CPointer(types.int64))
 
 
 class RowNumbers(NamedTuple):
@@ -40,32 +33,25 @@ class RowNumbers(NamedTuple):
     depths: Sequence[int]
 
 
-@intrinsic
-def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Return an integer as a pointer."""
-    signature = types.voidptr(address)
-    return signature, lambda context, builder, signature, arguments: builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-
 @compiled
 def _read_sources(table: Integers) -> Sources:
     slots = table[SLOTS]
     continuations = slots * CONTINUATIONS
     arrays = TableArrays(
-        carray(_as_pointer(table[TABLE]), (slots,), dtype=np.uint64),
-        carray(_as_pointer(table[TABLE + 1]), (continuations,), dtype=np.int32),
-        carray(_as_pointer(table[TABLE + 2]), (continuations,), dtype=np.uint32),
-        carray(_as_pointer(table[TABLE + 3]), (slots,), dtype=np.uint32),
-        carray(_as_pointer(table[TABLE + 4]), (slots,), dtype=np.uint32),
-        carray(_as_pointer(table[TABLE + 5]), (slots,), dtype=np.uint32),
+        carray(as_pointer(table[TABLE]), (slots,), dtype=np.uint64),
+        carray(as_pointer(table[TABLE + 1]), (continuations,), dtype=np.int32),
+        carray(as_pointer(table[TABLE + 2]), (continuations,), dtype=np.uint32),
+        carray(as_pointer(table[TABLE + 3]), (slots,), dtype=np.uint32),
+        carray(as_pointer(table[TABLE + 4]), (slots,), dtype=np.uint32),
+        carray(as_pointer(table[TABLE + 5]), (slots,), dtype=np.uint32),
     )
     chances = ChanceArrays(
-        carray(_as_pointer(table[CHANCES]), (CELLS,), dtype=np.float64),
-        carray(_as_pointer(table[CHANCES + 1]), (CELLS,), dtype=np.float64),
-        carray(_as_pointer(table[CHANCES + 2]), (CELLS,), dtype=np.float64),
-        carray(_as_pointer(table[CHANCES + 3]), (CELLS,), dtype=np.float64),
+        carray(as_pointer(table[CHANCES]), (CELLS,), dtype=np.float64),
+        carray(as_pointer(table[CHANCES + 1]), (CELLS,), dtype=np.float64),
+        carray(as_pointer(table[CHANCES + 2]), (CELLS,), dtype=np.float64),
+        carray(as_pointer(table[CHANCES + 3]), (CELLS,), dtype=np.float64),
     )
-    ends = carray(_as_pointer(table[ENDS]), (table[END_COUNT],), dtype=np.int64)
+    ends = carray(as_pointer(table[ENDS]), (table[END_COUNT],), dtype=np.int64)
     return Sources(arrays, chances, ends, table[ORDER], table[OWN] != 0)
 
 
@@ -73,11 +59,11 @@ def _read_sources(table: Integers) -> Sources:
 def _read_batch(table: Integers) -> SearchedRows:
     rows, numbers = table[ROWS], table[ROW_NUMBERS]
     return SearchedRows(
-        carray(_as_pointer(table[TEXTS]), (table[LINES], table[CAPACITY]), dtype=np.int32),
-        carray(_as_pointer(numbers), (rows,), dtype=np.int64),
-        carray(_as_pointer(numbers + 8 * rows), (rows,), dtype=np.int64),
-        carray(_as_pointer(numbers + 16 * rows), (rows,), dtype=np.uint64),
-        carray(_as_pointer(numbers + 24 * rows), (rows,), dtype=np.int64),
+        carray(as_pointer(table[TEXTS]), (table[LINES], table[CAPACITY]), dtype=np.int32),
+        carray(as_pointer(numbers), (rows,), dtype=np.int64),
+        carray(as_pointer(numbers + 8 * rows), (rows,), dtype=np.int64),
+        carray(as_pointer(numbers + 16 * rows), (rows,), dtype=np.uint64),
+        carray(as_pointer(numbers + 24 * rows), (rows,), dtype=np.int64),
         table[NODES],
         table[WIDTH],
     )
@@ -85,34 +71,31 @@ def _read_batch(table: Integers) -> SearchedRows:
 
 def _grow(table: Integers) -> None:
     points, most = table[OTHERS], table[ROWS] * table[NODES]
-    costs = carray(_as_pointer(table[OTHERS + 2]), (points + 1,), dtype=np.float64)
-    curve = Curve(carray(_as_pointer(table[OTHERS + 1]), (points,), dtype=np.int64), costs[:points], costs[points])
-    fields = carray(_as_pointer(table[OTHERS + 3]), (most, FOUND_FIELDS), dtype=np.int64)
-    chances = carray(_as_pointer(table[OTHERS + 4]), (most, 2), dtype=np.float64)
-    count = carray(_as_pointer(table[OTHERS + 5]), (1,), dtype=np.int64)
+    costs = carray(as_pointer(table[OTHERS + 2]), (points + 1,), dtype=np.float64)
+    curve = Curve(carray(as_pointer(table[OTHERS + 1]), (points,), dtype=np.int64), costs[:points], costs[points])
+    fields = carray(as_pointer(table[OTHERS + 3]), (most, FOUND_FIELDS), dtype=np.int64)
+    chances = carray(as_pointer(table[OTHERS + 4]), (most, 2), dtype=np.float64)
+    count = carray(as_pointer(table[OTHERS + 5]), (1,), dtype=np.int64)
     count[0] = grow_rows(_read_sources(table), _read_batch(table), curve, fields, chances)
 
 
 def _observe(table: Integers) -> None:
-    emitted = carray(_as_pointer(table[OTHERS]), (table[OTHERS + 1],), dtype=np.int64)
-    counts = carray(_as_pointer(table[OTHERS + 2]), (table[ROWS],), dtype=np.int64)
-    predicted = carray(_as_pointer(table[OTHERS + 3]), (table[ROWS],), dtype=np.int64)
+    emitted = carray(as_pointer(table[OTHERS]), (table[OTHERS + 1],), dtype=np.int64)
+    counts = carray(as_pointer(table[OTHERS + 2]), (table[ROWS],), dtype=np.int64)
+    predicted = carray(as_pointer(table[OTHERS + 3]), (table[ROWS],), dtype=np.int64)
     observe_rows(_read_sources(table), _read_batch(table), emitted, counts, predicted)
 
 
 class _Calls(NamedTuple):
-    """The compiled functions, which take the address of a table, and what keeps them."""
+    """The compiled functions, which take the address of a table."""
 
     grow: Callable[[int], None]
     observe: Callable[[int], None]
-    kept: tuple[Any, ...]
 
 
 @cache
 def _compile_calls() -> _Calls:
-    made = tuple(compile_call(CALL, function) for function in (_grow, _observe))
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    return _Calls(*(call(one.address) for one in made), made)
+    return _Calls(compile_call(_grow), compile_call(_observe))
 
 
 def compile_search() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stages.memory.compiling import compiled
+from stages.engine.compiled.lines.compiling import compiled
 from stages.memory.counting import LONGEST
 from stages.memory.options import (
     CHANCE,

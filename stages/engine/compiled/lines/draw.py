@@ -8,32 +8,26 @@ Shapes: V weights, C chunks.
 
 from array import array
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import cache
 
 import numpy as np
-from llvmlite import ir
 from torch import Tensor
 
-from stages.engine.compiled.llvm.emitter import DOUBLE, FLOAT, LONG, VECTOR, VECTOR_SIZE, Emitter, Value
-from stages.engine.compiled.llvm.machine import compile_call
+from stages.engine.compiled.lines.compiling import (
+    Floats,
+    Integers,
+    compile_call,
+    compiled,
+    doubles_at,
+    floats_at,
+    integers_at,
+)
+from stages.engine.compiled.lines.line import ZERO, sums_in_any_order
 
-CHUNK = 16  # vectors of a chunk
+CHUNK = 256  # weights of a chunk
 NOTHING = -1  # index where there is no weight
-DOUBLES = ir.VectorType(DOUBLE, VECTOR_SIZE)
-
-
-class Drawing(IntEnum):
-    """Numbers of the table that the compiled function reads."""
-
-    WEIGHTS = 0  # address
-    SIZE = 1  # V
-    UNIFORM = 2  # address of the number in [0, 1)
-    EXCLUDED = 3  # address of the indices that have no weight
-    EXCLUDED_COUNT = 4
-    KEPT = 5  # address where their weights are meanwhile
-    SUMS = 6  # address of the cumulative sums of chunks
-    INDEX = 7  # address of the result
+# Places in the table that the compiled function reads: sizes, and addresses of what it reads and writes.
+WEIGHTS, SIZE, UNIFORM, EXCLUDED, EXCLUDED_COUNT, INDEX = range(6)
 
 
 def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int:
@@ -51,125 +45,61 @@ def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int
         uniform: in [0, 1).
         excluded: indices that have no weight here.
     """
-    chunks = -(-len(weights_V) // (CHUNK * VECTOR_SIZE))
-    numbers, point, indices = array("q", (NOTHING,)), array("d", (uniform,)), array("q", excluded)
-    kept, sums = array("f", bytes(4 * len(indices))), np.empty(chunks, np.float64)
-    given = weights_V.data_ptr(), len(weights_V), point.buffer_info()[0], indices.buffer_info()[0], len(indices)
-    table = array("q", (*given, kept.buffer_info()[0], sums.ctypes.data, numbers.buffer_info()[0]))
-    _compile_inversion()(table.buffer_info()[0])
-    return numbers[0]
+    index, point, indices = array("q", (NOTHING,)), array("d", (uniform,)), array("q", excluded)
+    addresses = [numbers.buffer_info()[0] for numbers in (point, indices, index)]
+    table = array("q", (weights_V.data_ptr(), len(weights_V), *addresses[:2], len(indices), addresses[2]))
+    compile_draw()(table.buffer_info()[0])
+    return index[0]
 
 
 @cache
-def _compile_inversion() -> Callable[[int], None]:
-    """Return the compiled function, which reads a table of `Drawing`."""
-    return compile_call("draw_index", lambda emit: _Inversion(emit).emit_draw())
+def compile_draw() -> Callable[[int], None]:
+    """Compile the function, or load it."""
+    return compile_call(_draw)
 
 
-def _constant(value: float) -> Value:
-    return ir.Constant(DOUBLE, value)
+def _draw(table: Integers) -> None:
+    """Draw an index with some weights at 0, which are restored: the last one first, as an index may occur twice."""
+    weights_V = floats_at(table[WEIGHTS], table[SIZE])
+    excluded = integers_at(table[EXCLUDED], table[EXCLUDED_COUNT])
+    kept = np.empty(excluded.size, np.float32)
+    for number in range(excluded.size):
+        kept[number] = weights_V[excluded[number]]
+        weights_V[excluded[number]] = ZERO
+    integers_at(table[INDEX], 1)[0] = _invert(weights_V, doubles_at(table[UNIFORM], 1)[0])
+    for number in range(excluded.size - 1, -1, -1):
+        weights_V[excluded[number]] = kept[number]
 
 
-class _Inversion:
-    """Emits the parts of a draw, in the order in which they run."""
+@sums_in_any_order
+def _add_up(weights_V: Floats) -> float:
+    total = 0.0
+    for place in range(weights_V.size):
+        total += np.float64(weights_V[place])
+    return total
 
-    def __init__(self, emit: Emitter) -> None:
-        table = emit.arguments[0]
-        self.emit, self.build = emit, emit.builder
-        self.weights, self.size = emit.pointer(table, Drawing.WEIGHTS), emit.field(table, Drawing.SIZE)
-        self.uniform = emit.load(emit.pointer(table, Drawing.UNIFORM), DOUBLE, 8)
-        self.excluded, self.count = emit.pointer(table, Drawing.EXCLUDED), emit.field(table, Drawing.EXCLUDED_COUNT)
-        self.kept, self.sums = emit.pointer(table, Drawing.KEPT), emit.pointer(table, Drawing.SUMS)
-        self.index = emit.pointer(table, Drawing.INDEX)
-        self.length = emit.long(CHUNK * VECTOR_SIZE)
-        self.chunks = emit.divide(emit.add(self.size, CHUNK * VECTOR_SIZE - 1), self.length)
-        self.total = emit.variable(DOUBLE, _constant(0.0))
-        self.vector = emit.variable(DOUBLES, ir.Constant(DOUBLES, [0.0] * VECTOR_SIZE))
-        self.found = emit.variable(LONG, emit.long(NOTHING))
-        self.last = emit.variable(LONG, emit.long(NOTHING))
 
-    def emit_draw(self) -> None:
-        """Emit the draw of one index, from moving what is excluded out of the weights to restoring it."""
-        self._move_excluded(exclude=True)
-        self._add_chunks()
-        total = self.emit.get(self.total, DOUBLE)
-        with self.emit.condition(self.build.fcmp_ordered(">", total, _constant(0.0))):
-            point = self.build.fmul(self.uniform, total)
-            chunk = self._find_chunk(point, total)
-            self._find_in_chunk(chunk, point)
-        self._move_excluded(exclude=False)
-        self.emit.store(self.emit.get(self.found, LONG), self.index, 8)
-
-    def _move_excluded(self, *, exclude: bool) -> None:
-        """Keep the weights of the excluded indices elsewhere and set them to 0, or restore them: the last one first, as
-        an index may occur twice.
-        """
-        emit = self.emit
-        with emit.loop(0, self.count) as number:
-            place = number if exclude else emit.subtract(emit.subtract(self.count, 1), number)
-            index = emit.load(emit.offset(self.excluded, place, 8), LONG, 8)
-            weight, kept = emit.offset(self.weights, index, 4), emit.offset(self.kept, place, 4)
-            if exclude:
-                emit.store(emit.load(weight, FLOAT), kept)
-                emit.store(ir.Constant(FLOAT, 0.0), weight)
-            else:
-                emit.store(emit.load(kept, FLOAT), weight)
-
-    def _weight(self, place: Value) -> Value:
-        """Return a weight in double precision."""
-        return self.build.fpext(self.emit.load(self.emit.offset(self.weights, place, 4), FLOAT), DOUBLE)
-
-    def _add_chunks(self) -> None:
-        """Store the cumulative sums of the chunks."""
-        emit, build = self.emit, self.build
-        emit.set(self.total, _constant(0.0))
-        with emit.loop(0, self.chunks) as chunk:
-            begin, end = self._range_of(chunk)
-            whole = emit.add(begin, emit.multiply(emit.divide(emit.subtract(end, begin), VECTOR_SIZE), VECTOR_SIZE))
-            emit.set(self.vector, ir.Constant(DOUBLES, [0.0] * VECTOR_SIZE))
-            with emit.loop(begin, whole, VECTOR_SIZE) as place:
-                wide = build.fpext(emit.load(emit.offset(self.weights, place, 4), VECTOR), DOUBLES)
-                emit.set(self.vector, build.fadd(emit.get(self.vector, DOUBLES), wide))
-            own = emit.total(emit.get(self.vector, DOUBLES))
-            emit.set(self.total, build.fadd(emit.get(self.total, DOUBLE), own))
-            with emit.loop(whole, end) as place:
-                emit.set(self.total, build.fadd(emit.get(self.total, DOUBLE), self._weight(place)))
-            emit.store(emit.get(self.total, DOUBLE), emit.offset(self.sums, chunk, 8), 8)
-
-    def _range_of(self, chunk: Value) -> tuple[Value, Value]:
-        begin = self.emit.multiply(chunk, self.length)
-        end = self.emit.add(begin, self.length)
-        return begin, self.build.select(self.build.icmp_signed("<", end, self.size), end, self.size)
-
-    def _find_chunk(self, point: Value, total: Value) -> Value:
-        """Return the first chunk whose cumulative sum exceeds the point, or reaches all weight: rounding must not lead
-        beyond the last chunk that has some.
-        """
-        emit, build, chunk = self.emit, self.build, self.last
-        emit.set(chunk, emit.long(0))
-        with emit.repeat() as stop:
-            edge = emit.load(emit.offset(self.sums, emit.get(chunk, LONG), 8), DOUBLE, 8)
-            stop(build.or_(build.fcmp_ordered(">", edge, point), build.fcmp_ordered(">=", edge, total)))
-            emit.set(chunk, emit.add(emit.get(chunk, LONG), 1))
-        return emit.get(chunk, LONG)
-
-    def _find_in_chunk(self, chunk: Value, point: Value) -> None:
-        """Find the first index of a chunk whose cumulative weight exceeds the point, else its last with a weight."""
-        emit, build = self.emit, self.build
-        first = build.icmp_signed("==", chunk, emit.long(0))
-        before = emit.subtract(build.select(first, emit.long(1), chunk), 1)
-        edge = build.select(first, _constant(0.0), emit.load(emit.offset(self.sums, before, 8), DOUBLE, 8))
-        begin, end = self._range_of(chunk)
-        emit.set(self.found, emit.long(NOTHING))
-        emit.set(self.total, _constant(0.0))
-        with emit.loop(begin, end) as place:
-            weight = self._weight(place)
-            emit.set(self.total, build.fadd(emit.get(self.total, DOUBLE), weight))
-            reached = build.fcmp_ordered(">", build.fadd(edge, emit.get(self.total, DOUBLE)), point)
-            open_still = build.icmp_signed("==", emit.get(self.found, LONG), emit.long(NOTHING))
-            with emit.condition(build.and_(reached, open_still)):
-                emit.set(self.found, place)
-            with emit.condition(build.fcmp_ordered(">", weight, _constant(0.0))):
-                emit.set(self.last, place)
-        with emit.condition(build.icmp_signed("==", emit.get(self.found, LONG), emit.long(NOTHING))):
-            emit.set(self.found, emit.get(self.last, LONG))
+@compiled
+def _invert(weights_V: Floats, uniform: float) -> int:
+    """Return the first index whose cumulative weight exceeds the share: its chunk first. Rounding must lead neither
+    beyond the last chunk with a weight, nor beyond its last weight.
+    """
+    sums_C = np.empty((weights_V.size + CHUNK - 1) // CHUNK)
+    total = 0.0
+    for chunk in range(sums_C.size):
+        total += _add_up(weights_V[chunk * CHUNK : (chunk + 1) * CHUNK])
+        sums_C[chunk] = total
+    if total <= 0:
+        return NOTHING
+    point, chunk = uniform * total, 0
+    while sums_C[chunk] <= point and sums_C[chunk] < total:
+        chunk += 1
+    edge = sums_C[chunk - 1] if chunk > 0 else 0.0
+    own, last = 0.0, NOTHING
+    for place in range(chunk * CHUNK, min((chunk + 1) * CHUNK, weights_V.size)):
+        own += np.float64(weights_V[place])
+        if weights_V[place] > 0:
+            last = place
+        if edge + own > point:
+            return place
+    return last

@@ -1,15 +1,31 @@
-"""A line of numbers that compiled functions read vector by vector, whatever its length.
+"""What compiled functions read of a line of logits, vector by vector: its largest number, sums of exponentials.
 
-Shapes: V numbers of a line.
+Loops over lines are compiled to vectors: sums may be added up in any order, and the largest number is found among
+integers, since Numba's comparisons of floats in a loop are not.
 """
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from torch import Tensor
 
-from stages.engine.compiled.llvm.emitter import FLOAT, VECTOR, VECTOR_SIZE, Emitter, Value
-from stages.engine.compiled.llvm.vector_math import exponential
+from stages.engine.compiled.lines.compiling import Floats, compiled
+from stages.engine.compiled.llvm.vector_math import EXPONENTIAL, HIGHEST, LN2_HIGH, LN2_LOW, LOWEST
 
-LOWEST_DISTANCE = -200.0  # what is further below the largest logit has probability 0 and adds no entropy
+LOWEST_DISTANCE = np.float32(-200.0)  # what is further below the largest logit has probability 0 and adds no entropy
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+_LOWEST, _HIGHEST, _PER_LN2 = np.float32(LOWEST), np.float32(HIGHEST), np.float32(1 / math.log(2))
+_LN2_HIGH, _LN2_LOW = np.float32(LN2_HIGH), np.float32(LN2_LOW)
+_C0, _C1, _C2, _C3, _C4, _C5 = (np.float32(factor) for factor in EXPONENTIAL)
+LOWEST_ORDER = np.int32(-0x7F800001)  # `to_order` of minus infinity
+
+# Sums in any order; no comparison is simplified, so that what is not a number stays so.
+sums_in_any_order = njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 
 def can_read(numbers: Tensor) -> bool:
@@ -18,48 +34,95 @@ def can_read(numbers: Tensor) -> bool:
     return on_cpu and numbers.stride(-1) == 1 and not numbers.requires_grad
 
 
-class Line:
-    """Emits the reading of lines of one length.
+def _swap_order(builder: Any, bits: Any) -> Any:
+    """Turn bits of a float into an integer of the same order, or back."""
+    return builder.xor(bits, builder.and_(builder.ashr(bits, bits.type(31)), bits.type(0x7FFFFFFF)))
 
-    Args:
-        emit: of the function.
-        size: V.
-        tail: address of a vector that the function may write: the end of a line, filled up.
+
+@intrinsic
+def to_order(typing_context: Any, number: Any) -> Any:
+    """Return an integer that is ordered as a number of float32 is, but for -0 before 0."""
+    bits = ir.IntType(32)
+    return types.int32(types.float32), lambda _context, builder, _signature, arguments: _swap_order(
+        builder, builder.bitcast(arguments[0], bits)
+    )
+
+
+@intrinsic
+def from_order(typing_context: Any, order: Any) -> Any:
+    """Return the number of which `to_order` made an integer."""
+    return types.float32(types.int32), lambda _context, builder, _signature, arguments: builder.bitcast(
+        _swap_order(builder, arguments[0]), ir.FloatType()
+    )
+
+
+@intrinsic
+def _power_of_two(typing_context: Any, power: Any) -> Any:
+    """Return 2 to the power of a whole number of float32."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        bits = ir.IntType(32)
+        exponent = builder.add(builder.fptosi(arguments[0], bits), bits(127))
+        return builder.bitcast(builder.shl(exponent, bits(23)), ir.FloatType())
+
+    return types.float32(types.float32), emit
+
+
+@compiled
+def exponential(x: np.float32) -> np.float32:
+    """Return e to a power of at most `HIGHEST`; see the one of `vector_math.py`."""
+    bounded = max(_LOWEST, x)
+    power = np.rint(bounded * _PER_LN2)
+    rest = bounded - power * _LN2_HIGH - power * _LN2_LOW
+    value = ((((_C0 * rest + _C1) * rest + _C2) * rest + _C3) * rest + _C4) * rest + _C5
+    value = (value * (rest * rest) + rest + ONE) * _power_of_two(power)
+    return ZERO if x < _LOWEST else value if x >= _LOWEST else x  # what is not a number is none of them
+
+
+@compiled
+def logistic(x: np.float32) -> np.float32:
+    """Return `1 / (1 + exp(-x))`."""
+    return ONE / (ONE + exponential(min(-x, _HIGHEST)))
+
+
+@compiled
+def largest_order(line: Floats) -> np.int32:
+    """Return the largest number of a line, by `to_order`."""
+    largest = LOWEST_ORDER
+    for place in range(line.size):
+        largest = max(largest, to_order(line[place]))
+    return largest
+
+
+@compiled
+def two_largest(line: Floats) -> tuple[np.float32, np.float32]:
+    """Return the largest and the second largest number of a line; of one number, the second is minus infinity."""
+    first, second, count = largest_order(line), LOWEST_ORDER, 0
+    for place in range(line.size):
+        order = to_order(line[place])
+        count += order == first
+        second = max(second, order if order < first else LOWEST_ORDER)
+    return from_order(first), from_order(first if count > 1 else second)
+
+
+@sums_in_any_order
+def sum_exponentials(line: Floats, highest: np.float32, scale: np.float32) -> np.float32:
+    """Return the sum of the exponentials of all scaled distances from the largest number of a line."""
+    total = ZERO
+    for place in range(line.size):
+        total += exponential((line[place] - highest) * scale)
+    return total
+
+
+@sums_in_any_order
+def sum_weighted(line: Floats, highest: np.float32) -> tuple[np.float32, np.float32]:
+    """Return the sum of the exponentials of all distances from the largest number of a line, and the sum of these times
+    the distance. Both are NaN if a number is.
     """
-
-    def __init__(self, emit: Emitter, size: Value, tail: Value) -> None:
-        self._emit, self._size, self._tail = emit, size, tail
-        self._whole = emit.divide(size, VECTOR_SIZE)  # vectors without a number beyond the line
-        self.vectors = emit.divide(emit.add(size, VECTOR_SIZE - 1), VECTOR_SIZE)
-
-    def begin(self, start: Value) -> None:
-        """Copy the numbers after the last whole vector of a line, and fill the vector up with minus infinity."""
-        emit = self._emit
-        emit.store(emit.floats(float("-inf")), self._tail)
-        begin = emit.multiply(self._whole, VECTOR_SIZE)
-        with emit.loop(begin, self._size) as place:
-            number = emit.load(emit.offset(start, place, 4), FLOAT)
-            emit.store(number, emit.offset(self._tail, emit.subtract(place, begin), 4))
-
-    def load(self, start: Value, vector: Value) -> Value:
-        """Return a vector of the line that was begun."""
-        inside = self._emit.builder.icmp_signed("<", vector, self._whole)
-        whole = self._emit.offset(start, vector, 4 * VECTOR_SIZE)
-        return self._emit.load(self._emit.builder.select(inside, whole, self._tail), VECTOR)
-
-    def sum_exponentials(self, start: Value, highest: Value) -> tuple[Value, Value]:
-        """Return the sum of the exponentials of all distances from the largest number of the line that was begun, and
-        the sum of these times the distance. Both are NaN if a number is.
-        """
-        emit, build, highest = self._emit, self._emit.builder, self._emit.spread(highest)
-        total = emit.variable(VECTOR, emit.floats(0.0))
-        weighted = emit.variable(VECTOR, emit.floats(0.0))
-        emit.set(total, emit.floats(0.0))
-        emit.set(weighted, emit.floats(0.0))
-        with emit.loop(0, self.vectors) as vector:
-            distance, lowest = build.fsub(self.load(start, vector), highest), emit.floats(LOWEST_DISTANCE)
-            share = exponential(emit, distance)
-            bounded = build.select(build.fcmp_ordered(">", distance, lowest), distance, lowest)
-            emit.set(total, build.fadd(emit.get(total, VECTOR), share))
-            emit.set(weighted, emit.multiply_add(share, bounded, emit.get(weighted, VECTOR)))
-        return emit.total(emit.get(total, VECTOR)), emit.total(emit.get(weighted, VECTOR))
+    total = weighted = ZERO
+    for place in range(line.size):
+        distance = line[place] - highest
+        share = exponential(distance)
+        total += share
+        weighted += share * (max(distance, LOWEST_DISTANCE))
+    return total, weighted

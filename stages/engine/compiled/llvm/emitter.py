@@ -12,7 +12,7 @@ from llvmlite import ir
 
 VECTOR_SIZE = 16  # numbers of a vector; LLVM divides it where registers are smaller
 BYTE, INT, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
+FLOAT, HALF = ir.FloatType(), ir.HalfType()
 POINTER = ir.PointerType()
 LINE = 64  # bytes that a processor reads from memory at once
 VECTOR, INTS = ir.VectorType(FLOAT, VECTOR_SIZE), ir.VectorType(INT, VECTOR_SIZE)
@@ -194,8 +194,8 @@ class Emitter:
                 self.builder.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(INT, half), list(part)))
                 for part in (range(half), range(half, 2 * half))
             )
-            floats = vector.type.element in (FLOAT, DOUBLE)
-            vector = self.builder.fadd(low, high) if floats else self.builder.add(low, high)
+            is_float = vector.type.element == FLOAT
+            vector = self.builder.fadd(low, high) if is_float else self.builder.add(low, high)
         return self.builder.extract_element(vector, ir.Constant(INT, 0))
 
     def totals(self, vectors: Sequence[Value]) -> Value:

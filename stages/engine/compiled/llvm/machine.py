@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from stages.engine.compiled.llvm.emitter import INT, INTS, POINTER, VECTOR_SIZE, Emitter, Value
+from stages.engine.compiled.llvm.emitter import INT, INTS, VECTOR_SIZE, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
@@ -127,30 +127,6 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored))
     engine.finalize_object()
     return Compiled(engine)
-
-
-def compile_call(name: str, build: Callable[[Emitter], None]) -> Callable[[int], None]:
-    """Compile one function of an address, and return what calls it.
-
-    Args:
-        name: of the function, which no other compiled function has.
-        build: emits its body; its argument is the address.
-    """
-
-    def build_module() -> ir.Module:
-        module = ir.Module(name)
-        emit = Emitter(module, name, [POINTER])
-        build(emit)
-        emit.finish()
-        return module
-
-    compiled = compile_module((name,), build_module)
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address(name))
-
-    def call(address: int, _compiled: Compiled = compiled) -> None:  # kept as long as its function is called
-        function(address)
-
-    return call
 
 
 @cache

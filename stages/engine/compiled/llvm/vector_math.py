@@ -14,7 +14,6 @@ LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
 # ln 2 in two parts: the first has so few bits that its product with an exponent is exact (Cephes, `expf`).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-NEWTON_STEPS = 3  # of a logarithm
 HIGHEST = 88.0  # the exponential of more is infinite
 LARGEST_CODES = {16: 32767, 8: 127}  # by the bits of rounded inputs
 FLOAT_BITS = 32  # of inputs that are not rounded
@@ -42,21 +41,6 @@ def exponential(emit: Emitter, x: Value) -> Value:
     value = build.fmul(value, build.bitcast(bits, VECTOR))
     # Not a number stays one: it is not below anything.
     return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), _keep_nan(emit, x, value))
-
-
-def logarithm(emit: Emitter, x: Value) -> Value:
-    """Return the natural logarithm of a vector of positive numbers, within a few units of the last place of 1.
-
-    The bits of a number, as an integer, grow as its logarithm does but for a twentieth. Each of Newton's steps, `y + x
-    exp(-y) - 1`, squares the error.
-    """
-    build = emit.builder
-    bits = build.sitofp(build.sub(build.bitcast(x, INTS), emit.ints(127 << 23)), VECTOR)
-    value = build.fmul(bits, emit.floats(math.log(2) / (1 << 23)))
-    for _ in range(NEWTON_STEPS):
-        quotient = build.fmul(x, exponential(emit, build.fneg(value)))
-        value = build.fadd(value, build.fsub(quotient, emit.floats(1.0)))
-    return value
 
 
 def one_and_exponential(emit: Emitter, x: Value) -> Value:
