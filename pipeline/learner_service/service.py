@@ -35,7 +35,7 @@ from stages.training.probe import ProbeResult
 from stages.training.weight_update import Weights, export_weights
 from stages.translate import cache_ngrams
 from store.events import Event, PromptCompleted, VersionPublished
-from store.log.manifest import RunKind, has_manifest, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, RunKind, read_manifest
 from store.log.partitions import LEARNER, partition_folder
 from store.log.parts import completed_prompts
 from store.object_store.mirror import mirror_of
@@ -135,7 +135,7 @@ class LearnerService:
 
     def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
         """Read those of these prompts that are in the run's log, in any partition."""
-        if not has_manifest(self._setup.run_folder):
+        if not any((self._setup.run_folder / name).exists() for name in (MANIFEST, PREVIOUS)):
             return []
         wanted = frozenset(offsets)
         prompts = completed_prompts(self._setup.run_folder)
