@@ -4,7 +4,7 @@ The run's folder is the source of truth: its log names the versions and has the 
 of the run is found by the tag `IDENTITY`. Every step can be repeated, by this process or another, after any
 interruption, with the same result in MLflow.
 
-The step of all metrics is the stream offset; docs/registry.md describes what MLflow's pages show of a run.
+The step of all metrics is the stream offset; docs/versions.md describes what MLflow's pages show of a run.
 """
 
 import json

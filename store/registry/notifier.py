@@ -2,7 +2,7 @@
 
 To import MLflow takes two seconds of Python code, a new store six, a version some tenths. On a thread of the process
 that decodes this would take turns with the code between two forward passes; it doubled the time of a block at the
-beginning of a run (docs/experiments.md). The process computes where the stream leaves a processor idle, until the
+beginning of a run (benchmarks/notes/store.md). The process computes where the stream leaves a processor idle, until the
 stream has ended.
 """
 
