@@ -1,4 +1,4 @@
-"""The promises of README and quickstart about a default run. OMNIDRAFT_RUN may name the folder of a finished one."""
+"""The promises of the quickstart about a default run. OMNIDRAFT_RUN may name the folder of a finished one."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_the_switch_to_code_is_a_drift_and_the_head_is_reset_and_trained_again(r
 
 
 def test_the_share_that_the_memory_predicts_rises_falls_with_the_code_and_rises_again(run: Path):
-    """The README states these shares; the texts are greedy, so that they are nearly the same in all runs."""
+    """The quickstart states these shares; the texts are greedy, so that they are nearly the same in all runs."""
     rows = prompts_of_run(run)
     first, second, before, after, last = (
         sum(row["predicted"] for row in part) / sum(row["emitted"] for row in part)
@@ -89,7 +89,7 @@ def test_fewer_drafts_of_the_model_are_accepted_where_the_code_begins(run: Path)
 
 
 def test_a_forward_emits_more_tokens_than_in_the_blocks_that_draw_no_drafts(run: Path):
-    """The README states this in seconds, which depend on the other load of the machine."""
+    """The quickstart states this in seconds, which depend on the other load of the machine."""
     with LogReader([run]) as log:
         forwards = {row["action"]: row["tokens_per_forward"] for row in log.recipe("policy-values").to_pylist()}
     assert forwards["nothing"] == 1.0
