@@ -29,7 +29,7 @@ from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.drafting.costs import StageSeconds
-from stages.examples.builder import ExampleBuilder
+from stages.learn.examples.builder import ExampleBuilder
 from store.events import Event, PromptReceived, PromptRejected
 
 

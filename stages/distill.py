@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
-from stages.training.closed_form.sums import LeastSquaresSums
-from stages.training.head_trainer import HeadTrainer
-from stages.training.scheduler import UpdateScheduler
-from stages.training.weight_update import Weights
+from stages.learn.training.closed_form.sums import LeastSquaresSums
+from stages.learn.training.head_trainer import HeadTrainer
+from stages.learn.training.scheduler import UpdateScheduler
+from stages.learn.training.weight_update import Weights
 from store.events import Updated
 
 

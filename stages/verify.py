@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.chain_decisions import decide
 from stages.contract.blocks import Decision, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
-from stages.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.engine.models.language_model import LanguageModel
-from stages.examples.teacher import Supervision, Teacher
+from stages.learn.examples.teacher import Supervision, Teacher
 from stages.prompts.prompt_reader import PromptReader
-from stages.rules import Levels, Rule
 from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.sampling.params import SamplingParams
 from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_values
-from stages.transformed_logits import transform_logits
-from stages.tree_decisions import decide_tree, name_pieces
+from stages.verification.chain_decisions import decide
+from stages.verification.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
+from stages.verification.rules import Levels, Rule
+from stages.verification.transformed_logits import transform_logits
+from stages.verification.tree_decisions import decide_tree, name_pieces
 from store.errors import ModelError
 from store.events import Outcome
 

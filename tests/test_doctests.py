@@ -12,16 +12,16 @@ PACKAGES = ("pipeline", "stages", "store", "dashboards")
 # Modules that are hard to read without a worked example.
 EXPECTED = (
     "pipeline.routing",
-    "stages.chain_decisions",
+    "stages.verification.chain_decisions",
     "stages.contract.snapshot",
     "stages.decode",
     "stages.drafting.costs",
     "stages.drafting.stopping",
-    "stages.examples.teacher",
+    "stages.learn.examples.teacher",
     "stages.ngrams.trie",
-    "stages.rules",
+    "stages.verification.rules",
     "stages.translate",
-    "stages.tree_decisions",
+    "stages.verification.tree_decisions",
 )
 
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.distill import Distill, Distiller
-from stages.training.usage import count_tokens
+from stages.learn.training.usage import count_tokens
 from store.events import Updated
 
 

@@ -9,7 +9,7 @@ from pipeline.config.sections import CacheSettings
 from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache, entry_bytes
 from stages.ngrams.eviction import EVICTIONS
 from stages.ngrams.trie import Trie
-from stages.rules import Mode
+from stages.verification.rules import Mode
 from store.errors import CorruptError, VocabularyError
 from store.registry.ngram_file import read_ngrams
 

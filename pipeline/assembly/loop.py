@@ -22,7 +22,7 @@ from pipeline.loop import Loop, TargetRunner
 from pipeline.recorder import Recorder
 from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages
-from stages.training.probe import ProbeResult
+from stages.learn.training.probe import ProbeResult
 
 LOG = logging.getLogger("omnidraft.models")
 

@@ -22,9 +22,9 @@ from pipeline.models.catalog import MODELS_FOLDER
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.drafting.costs import Costs
 from stages.engine.models.language_model import fingerprint
-from stages.examples.builder import ExampleBuilder
-from stages.examples.teacher import TrieTeacher
-from stages.training.probe import (
+from stages.learn.examples.builder import ExampleBuilder
+from stages.learn.examples.teacher import TrieTeacher
+from stages.learn.training.probe import (
     DRAFT,
     Probe,
     ProbeResult,
@@ -66,7 +66,7 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     `probe/acceptance` is the share of the target's greedy tokens that the drafter predicts, `probe/acceptance_docs`
     and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
     temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one;
-    `probe/tokens_per_forward` is what greedy drafts of `stages.training.probe.DRAFT` tokens would emit per target
+    `probe/tokens_per_forward` is what greedy drafts of `stages.learn.training.probe.DRAFT` tokens would emit per target
     forward, `probe/tokens_per_second` what they would emit at these costs, and `probe/plain_tokens_per_second` what the
     target would emit without drafts. `_low` and `_high` are the ends of intervals of 95% over prompts. Draws no random
     numbers, and leaves rows, kernels and costs of the run alone.

@@ -22,16 +22,16 @@ from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
 from stages.engine.forward_pass.packed_layout import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
-from stages.examples.teacher import TrieTeacher, supervise_nothing
+from stages.learn.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import PromptReader
-from stages.rules import MODES
 from stages.sampling.params import SamplingParams
 from stages.translate import Translate
+from stages.verification.rules import MODES
 from stages.verify import Verify
 from stages.vocabulary.pair import Pair
 from store.events import Action

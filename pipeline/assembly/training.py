@@ -9,13 +9,13 @@ from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.engine.quantisation.modules import mean_bytes
-from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
-from stages.training.closed_form.trainer import OutputLayerTrainer
-from stages.training.drafter_trainer import DrafterTrainer
-from stages.training.head_trainer import HeadTrainer
-from stages.training.interval import LONGEST_INTERVAL, UPDATE_INTERVALS
-from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
-from stages.training.update import TrainingConfig
+from stages.learn.examples.losses import LOSSES, expected_acceptance, greedy_agreement
+from stages.learn.training.closed_form.trainer import OutputLayerTrainer
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.head_trainer import HeadTrainer
+from stages.learn.training.interval import LONGEST_INTERVAL, UPDATE_INTERVALS
+from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
+from stages.learn.training.update import TrainingConfig
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
-from stages.training.weight_update import Weights
+from stages.learn.training.weight_update import Weights
 from store.events import Event, Recalled, Updated
 from store.log_records import RecordQueue
 

@@ -32,8 +32,8 @@ from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.stage_set import Stages
 from stages.contract.blocks import TrainingExample
+from stages.learn.training.weight_update import Weights
 from stages.memory.memory_share import MemoryShare
-from stages.training.weight_update import Weights
 from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
 from store.log.manifest import RunKind
 from store.log_records import RecordQueue

@@ -23,7 +23,7 @@ from typing_extensions import override
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
 from pipeline.learning.remote_learner import LearnerConnection
-from stages.training.weight_update import Weights, read_weights, write_weights
+from stages.learn.training.weight_update import Weights, read_weights, write_weights
 from store.child import Child, ChildError, KeptChild, Parent, RestartBudget
 from store.events import Event
 

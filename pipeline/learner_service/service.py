@@ -29,11 +29,11 @@ from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State, load_state
 from stages.distill import read_weights
 from stages.engine.models.devices import set_threads
+from stages.learn.training.probe import ProbeResult
+from stages.learn.training.weight_update import Weights, export_weights
 from stages.ngrams.trie import build_direct_trie
-from stages.rules import MODES
-from stages.training.probe import ProbeResult
-from stages.training.weight_update import Weights, export_weights
 from stages.translate import cache_ngrams
+from stages.verification.rules import MODES
 from store.events import Event, PromptCompleted, VersionPublished
 from store.log.manifest import MANIFEST, PREVIOUS, RunKind, read_manifest
 from store.log.partitions import LEARNER, partition_folder

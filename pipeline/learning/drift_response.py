@@ -12,9 +12,9 @@ from typing_extensions import override
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.distill import Distill
-from stages.training.betting import SumTest
-from stages.training.update import Chooser
-from stages.training.usage import count_tokens
+from stages.learn.training.betting import SumTest
+from stages.learn.training.update import Chooser
+from stages.learn.training.usage import count_tokens
 from store.events import Drifted, Event, Recalled
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Recall(DriftResponse):
 
     The best one on the prompts since the change is chosen, if it wins by a margin. These prompts raised the alarm
     because the drafter in service did badly on them, so they prove nothing: the version is restored with evidence of 20
-    (`stages/training/betting.py`) from the prompts that follow. Meanwhile no update is begun. The score is the gate's
+    (`betting.py`) from the prompts that follow. Meanwhile no update is begun. The score is the gate's
     measure: the expected acceptance on the text that the target emitted.
 
     Args:

@@ -10,8 +10,8 @@ from pipeline.learning.drift_response import DriftResponse
 from pipeline.learning.publisher import Publisher
 from stages.contract.snapshot import State
 from stages.distill import Distill, Distiller
-from stages.training.drafter_trainer import DrafterTrainer
-from stages.training.update import Chooser
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.update import Chooser
 from store.events import Event, PromptCompleted
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pipeline.recorder import Versions
 from stages.contract.snapshot import State
-from stages.training.probe import ProbeResult
+from stages.learn.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
 from store.registry.version_folder import ManifestFields, seal
 

@@ -9,7 +9,7 @@ from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.local_learner import FollowingLearner
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.language_model import LanguageModel
-from stages.training.weight_update import Weights, apply_weights
+from stages.learn.training.weight_update import Weights, apply_weights
 from store.events import Event
 
 

@@ -36,7 +36,7 @@ from pipeline.stage_set import Stages
 from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.devices import count_threads
-from stages.training.weight_update import apply_weights
+from stages.learn.training.weight_update import apply_weights
 from stages.vocabulary.chat import ChatEncoder, Conversation, Ids, PlainConversation
 from store.errors import RunError, UsageError
 from store.events import Event

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.assembly.admission import prompt_encoder
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
-from stages.examples.teacher_forcing import CompletedText
+from stages.learn.examples.teacher_forcing import CompletedText
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.events import PromptReceived
 from store.log.manifest import RunKind, read_manifest

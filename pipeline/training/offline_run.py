@@ -22,10 +22,10 @@ from pipeline.run.signals import stop_on_signals
 from pipeline.training.logged_texts import RunTexts, TextEncoder, read_run_texts, split_by_prompt
 from stages.contract.blocks import TrainingExample
 from stages.distill import Distill
-from stages.examples.teacher_forcing import CompletedText, TeacherForcing
+from stages.learn.examples.teacher_forcing import CompletedText, TeacherForcing
+from stages.learn.training.offline import OfflineTraining, OfflineUpdate
+from stages.learn.training.probe import ProbeResult
 from stages.ngrams.cache import count_text_ngrams
-from stages.training.offline import OfflineTraining, OfflineUpdate
-from stages.training.probe import ProbeResult
 from store.errors import RunError
 from store.events import Event, Updated
 from store.files import json_bytes, write_whole

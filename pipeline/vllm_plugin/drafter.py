@@ -16,8 +16,8 @@ from pipeline.vllm_plugin.sequences import Departed, EngineRow, Recognised, RowR
 from stages.contract.blocks import SequenceState
 from stages.drafting.exploration import Choice, Exploration
 from stages.drafting.sources import SourceChooser
-from stages.examples.top_distributions import TopDistributions
-from stages.judge import Judge, PassResult
+from stages.learn.examples.top_distributions import TopDistributions
+from stages.verification.judge import Judge, PassResult
 from store.events import Action, Event
 
 TRIAL_INTERVAL = 8  # passes; one of so many is without drafts until the cost of such a pass is measured

@@ -26,14 +26,14 @@ from stages.contract.blocks import SequenceState
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
-from stages.examples.top_distributions import LogitsReader
-from stages.judge import Judge
+from stages.learn.examples.top_distributions import LogitsReader
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NoCache
 from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
+from stages.verification.judge import Judge
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
 
 if TYPE_CHECKING:

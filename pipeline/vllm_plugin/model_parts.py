@@ -11,14 +11,14 @@ from pipeline.vllm_plugin.engine import DraftingParts, EngineFacts
 from stages.contract.blocks import Collected, SequenceState
 from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead
-from stages.examples.teacher import TrieTeacher
-from stages.examples.top_distributions import TopDistributions
-from stages.judge import Judge, supervise_nothing
+from stages.learn.examples.teacher import TrieTeacher
+from stages.learn.examples.top_distributions import TopDistributions
 from stages.ngrams.trie import build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import PromptReader
-from stages.rules import MODES
 from stages.translate import Translate
+from stages.verification.judge import Judge, supervise_nothing
+from stages.verification.rules import MODES
 from stages.vocabulary.chat import DrafterEncoder
 
 

@@ -41,8 +41,8 @@ from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
 from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
-from stages.examples.top_distributions import LogitsReader
-from stages.training.weight_update import apply_weights
+from stages.learn.examples.top_distributions import LogitsReader
+from stages.learn.training.weight_update import apply_weights
 from store.errors import RunError
 from store.events import Event
 from store.log.manifest import RunKind

@@ -271,7 +271,7 @@ class TopTokens:
     """The target's likeliest tokens at N tokens of a text, K at each, spelt in the drafter's pieces.
 
     This is what examples store. The soft targets are computed from it when the example becomes part of a batch
-    (`stages/examples/soft_targets.py`). A token has as many soft targets as pieces, and at least one; only one if it is
+    (`soft_targets.py`). A token has as many soft targets as pieces, and at least one; only one if it is
     not itself among the K.
     """
 

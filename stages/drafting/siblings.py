@@ -64,7 +64,7 @@ class SiblingGrowth:
         >>> from stages.contract.blocks import SequenceState
         >>> from stages.drafting.costs import Costs
         >>> from stages.sampling.random_source import SeededRandomSource
-        >>> from stages.translate import parse
+        >>> from stages.verification.parsing import parse
         >>> trie = Trie(target_size=3, drafter_size=3)
         >>> trie.insert_all([((piece,), piece) for piece in range(3)])
         >>> row = SequenceState(0, "id", "dataset", "", [1], 1, [1], SeededRandomSource(0, 0), remaining_tokens=9)

@@ -17,12 +17,12 @@ from stages import distill as distill_module
 from stages.contract.blocks import AcceptanceLabel, SoftTarget, TrainingExample
 from stages.distill import Distill, Distiller, NoDistiller
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
-from stages.examples.losses import expected_acceptance, trie_loss
-from stages.training.drafter_trainer import DrafterTrainer
-from stages.training.head_trainer import HeadTrainer
-from stages.training.interval import FixedInterval
-from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler, Worker
-from stages.training.update import TrainingConfig
+from stages.learn.examples.losses import expected_acceptance, trie_loss
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.head_trainer import HeadTrainer
+from stages.learn.training.interval import FixedInterval
+from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler, Worker
+from stages.learn.training.update import TrainingConfig
 from store.events import Updated
 
 

@@ -25,7 +25,7 @@ from pipeline.learning.remote_learner import RemoteLearner
 from stages.contract.snapshot import Snapshot
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.language_model import LanguageModel
-from stages.training.weight_update import Weights, export_weights
+from stages.learn.training.weight_update import Weights, export_weights
 from store.events import Event, Updated
 
 

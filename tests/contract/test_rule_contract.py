@@ -9,11 +9,11 @@ import torch
 from doubles import row_of
 
 from pipeline.config.sections import DraftSettings
-from stages import rules as acceptance
 from stages.contract.blocks import Draft, Proposal
 from stages.ngrams.trie import Trie
-from stages.rules import MODES, PaperRule, Rule, TrieRule, one_hot_probs, sampled_probs
-from stages.translate import parse, parse_longest
+from stages.verification import rules as acceptance
+from stages.verification.parsing import parse, parse_longest
+from stages.verification.rules import MODES, PaperRule, Rule, TrieRule, one_hot_probs, sampled_probs
 
 SPELLING = ((0,), (1,), (0, 1), (0, 1, 2, 0), (2,), None, (1, 3))
 PIECES = 4

@@ -30,16 +30,17 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import ThresholdStop
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.examples.teacher import supervise_nothing
-from stages.judge import Judge, PassResult
+from stages.learn.examples.teacher import supervise_nothing
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
-from stages.rules import TrieRule
 from stages.sampling.params import SamplingParams
-from stages.translate import Translate, parse
+from stages.translate import Translate
+from stages.verification.judge import Judge, PassResult
+from stages.verification.parsing import parse
+from stages.verification.rules import TrieRule
 from stages.verify import Verify
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (2, 0, 1), (3,))

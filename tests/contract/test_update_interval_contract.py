@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 from pipeline.config.sections import LearnSettings
-from stages.training import interval as interval_module
-from stages.training.interval import UPDATE_INTERVALS, BreakEvenInterval, FixedInterval, UpdateInterval
-from stages.training.update import Step
+from stages.learn.training import interval as interval_module
+from stages.learn.training.interval import UPDATE_INTERVALS, BreakEvenInterval, FixedInterval, UpdateInterval
+from stages.learn.training.update import Step
 
 SHORTEST, LONGEST = 3, 20
 MADE: dict[str, Callable[[], UpdateInterval]] = {

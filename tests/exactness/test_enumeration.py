@@ -22,11 +22,11 @@ from enumeration import (
 from torch import Tensor
 from whole_stages import stage_distribution
 
-from stages import chain_decisions, translate
-from stages import rules as acceptance
 from stages.ngrams import trie
-from stages.rules import MODES
 from stages.sampling.random_source import RandomSource
+from stages.verification import chain_decisions, parsing
+from stages.verification import rules as acceptance
+from stages.verification.rules import MODES
 
 EXACT = 1e-12
 EXACT_MODES = [name for name, mode in MODES.items() if mode.exact]
@@ -241,8 +241,8 @@ def test_accepting_a_distribution_that_is_not_finite_is_detected(monkeypatch, mu
 
 
 def _looks_ahead_without_excluding(monkeypatch):
-    follow = translate._follow
-    monkeypatch.setattr(translate, "_follow", lambda *args: (*follow(*args)[:2], False))
+    follow = parsing._follow
+    monkeypatch.setattr(parsing, "_follow", lambda *args: (*follow(*args)[:2], False))
 
 
 def _residual_is_the_targets_distribution(monkeypatch):
@@ -292,7 +292,7 @@ def _stop_counts_as_its_piece(monkeypatch):
 
 
 def _the_end_of_the_pieces_is_no_test(monkeypatch):
-    follow = translate._follow
+    follow = parsing._follow
 
     def without_last(node, pieces, start, tests):
         result = follow(node, pieces, start, tests)
@@ -300,7 +300,7 @@ def _the_end_of_the_pieces_is_no_test(monkeypatch):
             tests.pop()
         return result
 
-    monkeypatch.setattr(translate, "_follow", without_last)
+    monkeypatch.setattr(parsing, "_follow", without_last)
 
 
 def _groups_are_not_kept_up_to_date(monkeypatch):

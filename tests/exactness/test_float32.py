@@ -27,13 +27,13 @@ from token_trees import make_tree
 from torch import Tensor
 from whole_stages import EXTRA, stage_distribution
 
-from stages import chain_decisions, tree_decisions
-from stages import rules as acceptance
 from stages.sampling.distributions import to_distribution
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
-from stages.tree_decisions import decide_tree
+from stages.verification import chain_decisions, tree_decisions
+from stages.verification import rules as acceptance
+from stages.verification.tree_decisions import decide_tree
 
 UNIT = 2.0**-24  # relative error of one rounding in float32, and the grid of the numbers that decide tests
 COUNT = 2  # emitted tokens

@@ -28,12 +28,12 @@ from stages.engine.forward_pass.forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.examples.teacher import supervise_nothing
-from stages.rules import TrieRule
+from stages.learn.examples.teacher import supervise_nothing
 from stages.sampling.distributions import to_probs
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
+from stages.verification.rules import TrieRule
 from stages.verify import Verify
 from stages.vocabulary.text_stream import StopStrings, TextStream
 

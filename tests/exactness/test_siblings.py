@@ -13,7 +13,7 @@ from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import FixedLength
-from stages.examples.builder import make_labels
+from stages.learn.examples.builder import make_labels
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.translate import Translate

@@ -17,10 +17,10 @@ from test_tree_exactness import KINDS, admit, given_trees
 from torch import Tensor
 from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 
-from stages import transformed_logits
 from stages.contract.blocks import SequenceState
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
+from stages.verification import transformed_logits
 
 EXACT = 1e-12
 PENALISED = SamplingParams(presence_penalty=0.7, frequency_penalty=-0.4)

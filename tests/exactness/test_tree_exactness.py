@@ -22,7 +22,7 @@ from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, 
 from token_trees import GivenTrees, make_tree
 from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 
-from stages import tree_decisions, verify
+from stages import verify
 from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
@@ -33,6 +33,7 @@ from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
+from stages.verification import tree_decisions
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
 

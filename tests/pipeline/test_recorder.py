@@ -19,7 +19,7 @@ from stages.contract.blocks import (
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import SeededRandomSource
 from stages.sampling.raw_values import RawValues
-from stages.tree_decisions import decide_tree
+from stages.verification.tree_decisions import decide_tree
 from store.events import BlockDone, DraftSource, Origin, Outcome, PromptRejected, TokenDecision, Translation
 from store.log.run_log import RunLog
 from store.query.log_reader import LogReader

@@ -12,7 +12,8 @@ from stages.contract.blocks import STOP, Draft, ProposedToken, Verdict
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Trie
-from stages.translate import Translate, parse, parse_longest
+from stages.translate import Translate
+from stages.verification.parsing import parse, parse_longest
 from store.events import Translation
 
 Spelling = tuple[tuple[int, ...], ...]

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from token_trees import Branches, make_tree, tree_proposals
 from torch import Tensor
 
-from stages.chain_decisions import _outcome_distribution, passed_levels
 from stages.contract.blocks import Draft, OffPolicySpan, Proposal, SequenceState, Verdict
-from stages.emitted_tokens import accepted_path, emitting_lines, truncate
-from stages.examples.teacher import Supervision, supervise_nothing
+from stages.learn.examples.teacher import Supervision, supervise_nothing
 from stages.ngrams.trie import Trie
-from stages.rules import TrieRule
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitBias
-from stages.translate import parse
-from stages.tree_decisions import chosen_candidate, decide_tree, place_distribution
+from stages.verification.chain_decisions import _outcome_distribution, passed_levels
+from stages.verification.emitted_tokens import accepted_path, emitting_lines, truncate
+from stages.verification.parsing import parse
+from stages.verification.rules import TrieRule
+from stages.verification.tree_decisions import chosen_candidate, decide_tree, place_distribution
 from stages.verify import Verify
 from stages.vocabulary.text_stream import StopStrings
 from store.errors import ModelError

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.chain_decisions import decide
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
-from stages.emitted_tokens import truncate
 from stages.ngrams.cache import NgramCache, entry_bytes
 from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
-from stages.rules import MODES, Rule
 from stages.sampling.drawing import RowDistributions, sample_rows
 from stages.sampling.random_source import UNIFORM_BITS, Outcomes, RandomSource, Remainder
 from stages.translate import Translate
+from stages.verification.chain_decisions import decide
+from stages.verification.emitted_tokens import truncate
+from stages.verification.rules import MODES, Rule
 
 NEGLIGIBLE = 1e-14  # outcomes of less weight are left out; what they add up to stays below the tests' tolerance
 GRID = 2.0**UNIFORM_BITS

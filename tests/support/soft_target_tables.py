@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stages.contract.blocks import SoftTarget, TopLogits, TopTokens
-from stages.examples.losses import TeacherBatch
-from stages.examples.soft_targets import SoftTargetTable, tabulate
+from stages.learn.examples.losses import TeacherBatch
+from stages.learn.examples.soft_targets import SoftTargetTable, tabulate
 
 
 def read_table(table: SoftTargetTable) -> tuple[SoftTarget, ...]:

@@ -220,7 +220,7 @@ class _ProofReader:
 def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
     """Check whether a branch that is read next to a text has the logits that it has as its continuation.
 
-    Training reads the branches of a text with it, by a mask and positions (`stages/examples/batches.py`).
+    Training reads the branches of a text with it, by a mask and positions (`stages/learn/examples/batches.py`).
 
     Args:
         model: a Hugging Face causal language model.

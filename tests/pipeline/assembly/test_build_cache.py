@@ -11,7 +11,7 @@ from pipeline.assembly.cache import NGRAM_FILE, make_cache
 from pipeline.config.settings import Config
 from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache
 from stages.ngrams.trie import Trie
-from stages.rules import MODES
+from stages.verification.rules import MODES
 from store.errors import CorruptError
 from store.log_records import collect_messages
 from store.registry.ngram_file import write_ngrams

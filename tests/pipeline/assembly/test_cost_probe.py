@@ -9,13 +9,13 @@ from pipeline.assembly.cost_probe import measure
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import FixedLength
-from stages.examples.teacher import supervise_nothing
+from stages.learn.examples.teacher import supervise_nothing
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
-from stages.rules import TrieRule
 from stages.sampling.params import SamplingParams
 from stages.translate import Translate
+from stages.verification.rules import TrieRule
 from stages.verify import Verify
 
 VOCABULARY = 12

@@ -21,8 +21,7 @@ from pipeline.sources import corpus
 from stages.contract.blocks import TrainingExample
 from stages.drafting.costs import Costs
 from stages.engine.models.generate import generate
-from stages.sampling.params import SamplingParams
-from stages.training.probe import (
+from stages.learn.training.probe import (
     Probe,
     ProbeResult,
     ProbeScore,
@@ -30,6 +29,7 @@ from stages.training.probe import (
     load_or_make_examples,
     load_or_make_scores,
 )
+from stages.sampling.params import SamplingParams
 from store.events import PromptReceived, TokenDecision
 
 

@@ -8,10 +8,10 @@ import pytest
 from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import settings
 from pipeline.learning.drift import make_detector
-from stages.examples.losses import LOSSES
+from stages.learn.examples.losses import LOSSES
+from stages.learn.training.interval import UPDATE_INTERVALS
 from stages.ngrams.eviction import EVICTIONS
-from stages.rules import MODES
-from stages.training.interval import UPDATE_INTERVALS
+from stages.verification.rules import MODES
 
 
 def names_of(key: str) -> list[str]:

@@ -13,8 +13,8 @@ from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
-from stages.training.drafter_trainer import DrafterTrainer
-from stages.training.update import Assignment, Attempt
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.update import Assignment, Attempt
 from store.events import Event, PromptReceived, TokenDecision, Updated
 
 PROMPTS = 9

@@ -10,7 +10,7 @@ from event_making import make_drifted as drift
 
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.recorder import Versions
-from stages.training.probe import ProbeResult
+from stages.learn.training.probe import ProbeResult
 from store.events import VersionPublished
 from store.registry.version_folder import VersionManifest, open_version
 

@@ -19,7 +19,7 @@ from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.engine.models.language_model import read_trained_weights
-from stages.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.drafter_trainer import DrafterTrainer
 from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 
 AT, SINCE = 8, 5  # a fall is detected at the one prompt, and is found to have begun at the other

@@ -24,7 +24,7 @@ from stages.contract.blocks import TrainingExample
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
-from stages.training.weight_update import Weights
+from stages.learn.training.weight_update import Weights
 from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 
 __all__ = ["tiny_pair"]  # a fixture

@@ -17,8 +17,8 @@ from pipeline.training.offline_run import LogTraining, encode_texts, make_traini
 from stages.contract.blocks import TopTokens, TrainingExample
 from stages.distill import Distill
 from stages.engine.models.huggingface import load_causal_model
-from stages.examples import teacher_forcing
-from stages.examples.teacher_forcing import TeacherForcing
+from stages.learn.examples import teacher_forcing
+from stages.learn.examples.teacher_forcing import TeacherForcing
 from store.errors import RunError
 from store.log.manifest import RunKind, read_manifest
 from store.registry.version_folder import open_version

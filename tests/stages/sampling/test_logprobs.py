@@ -9,12 +9,12 @@ from doubles import row_of
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.examples.teacher import supervise_nothing
+from stages.learn.examples.teacher import supervise_nothing
 from stages.ngrams.trie import Trie
-from stages.rules import TrieRule
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.sampling.params import SamplingParams
-from stages.translate import parse
+from stages.verification.parsing import parse
+from stages.verification.rules import TrieRule
 from stages.verify import Verify
 
 KNOWN, WIDTH, PIECES = 9, 11, 4

@@ -1,0 +1,283 @@
+"""Trains the drafter's output layer by least squares on hidden states; the rest of the drafter stays as loaded.
+
+The features of a position are the drafter's hidden state and, per target, its reduced hidden state at the last token
+that is known when a draft reaches the position (`stages/drafting/target_states.py`).
+
+One pass over an example gives its part of two sums, and from the sums the layer follows in closed form, so an update
+costs a fraction of a gradient step, and what was learned stays until it is removed explicitly.
+
+Shapes: N supervised positions, W hidden width, F features of a state, X features in all, D drafter ids, T top pieces.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from typing_extensions import override
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import State
+from stages.drafting.target_states import AGE_DECAY, FEATURES, state_features
+from stages.engine.models.language_model import LanguageModel
+from stages.learn.examples.batches import Batch
+from stages.learn.examples.losses import StudentBatch
+from stages.learn.training.closed_form.layer import capture_inputs, output_layer, read_layer, targets_of, write_layer
+from stages.learn.training.closed_form.places import LaterPlaces, Places, find_states
+from stages.learn.training.closed_form.sums import LeastSquaresSums
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.update import Assignment, Chooser, Scores
+from store.errors import CorruptError
+
+SUMS_FILE = "sums.safetensors"  # of a version
+STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
+FIRST_STRENGTH = 8.0  # before any is measured
+STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
+DRIFT_DECAY = 0.25  # of the sums, after a drift
+
+
+class OutputLayerTrainer(DrafterTrainer):
+    """A trainer whose updates are solutions of a ridge regression. Arguments as for `DrafterTrainer`.
+
+    The correction of the logits is a multiple of the regression's result. How large a multiple is measured on fresh
+    examples, before they enter the sums; none at all is among the choices.
+
+    The drafter's output layer must not be tied to its embeddings (`untie_output`).
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._loaded_DX = read_layer(self._baseline)
+        outputs, width = self._loaded_DX.shape
+        self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
+        self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
+        self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
+        self._read: dict[TrainingExample, Places] = {}  # of held-out examples
+        self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
+        self._most_read = 2 * self._training.gate_window * self._gate.targets
+
+    @override
+    def assign(self, fresh: Sequence[TrainingExample]) -> Assignment:
+        """Select the fresh examples: the sums hold the older ones."""
+        return Assignment(tuple(fresh), self._gate.held_out)
+
+    @override
+    def add_to_replay(self, example: TrainingExample) -> None:
+        """Older examples that no update trains on are left out."""
+
+    @override
+    def respond_to_drift(self) -> None:
+        """Give the text before a drift less weight."""
+        super().respond_to_drift()
+        self._sums.scale(DRIFT_DECAY)
+        self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
+        self._correction_DX = None
+
+    @property
+    @override
+    def examples(self) -> tuple[TrainingExample, ...]:
+        return (*super().examples, *self._learned)
+
+    @override
+    @torch.no_grad()
+    def forget(self, chosen: Chooser) -> None:
+        """Remove examples from the sums and put the solution without them into service, without the gate.
+
+        The solution is that of a trainer that never saw them; the strength is the one measured so far, on later prompts
+        with solutions that had learned them. Possible for the newest `TrainingConfig.replay` prompts.
+        """
+        super().forget(chosen)
+        self._read = {example: places for example, places in self._read.items() if not chosen(example)}
+        found = [example for example in self._learned if chosen(example)]
+        for example in found:
+            weight = self._learned.pop(example)
+            for batch in self._batcher.make_batches([example] if weight else []):
+                places, later, _ = self._read_batch(batch)
+                self._add_to_sums(places, later, -weight)
+        if found:
+            self._serve_solution()
+
+    @torch.no_grad()
+    def merge(self, sums: LeastSquaresSums) -> None:
+        """Add what another trainer of the same drafter learned, and put the solution into service.
+
+        Raises:
+            ValueError: the sums have other features or another vocabulary.
+        """
+        if sums.products_WD.shape != self._sums.products_WD.shape:
+            own, other = (tuple(one.products_WD.shape) for one in (self._sums, sums))
+            raise ValueError(f"sums must have the same features and pieces, got {own} and {other}")
+        self._sums.merge(sums)
+        self._serve_solution()
+
+    def write_sums(self, folder: Path) -> None:
+        """Write the sums to a version's folder. No update may be in progress."""
+        learned = [(one.target, one.offset, weight) for one, weight in self._learned.items()]
+        content = json.dumps({"measured": self._measured, "learned": learned})
+        tensors = {"states": self._sums.states_WW, "products": self._sums.products_WD}
+        save_file(tensors, folder / SUMS_FILE, {"sums": content})
+
+    @torch.no_grad()
+    def read_sums(self, folder: Path) -> None:
+        """Continue from the sums of a version whose weights are in service, bit for bit. No update may be in progress.
+
+        What was learned since is not in them; a version without sums, of another method, changes nothing.
+
+        Raises:
+            CorruptError: the file is not one of sums.
+        """
+        path = folder / SUMS_FILE
+        if not path.exists():
+            return
+        try:
+            with safe_open(path, framework="pt", device=str(self._loaded_DX.device)) as file:
+                content = json.loads((file.metadata() or {})["sums"])
+                sums = LeastSquaresSums.from_tensors(file.get_tensor("states"), file.get_tensor("products"))
+            weights = {(target, offset): weight for target, offset, weight in content["learned"]}
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CorruptError(f"{path} must hold the sums of a version, but: {error}") from error
+        self._sums, self._measured, self._correction_DX = sums, list(content["measured"]), None
+        self._learned = {one: weights.get((one.target, one.offset), 0.0) for one in self._learned}
+
+    def _serve_solution(self) -> None:
+        self._correction_DX = self._sums.solve()
+        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
+
+    @override
+    @torch.no_grad()
+    def _train(self, examples: Sequence[TrainingExample]) -> tuple[float, int, int]:
+        """Add the examples to the sums, and set the candidate's output layer to the solution.
+
+        Returns the loss before, the supervised positions and the input pieces.
+        """
+        before_DX = self._sums.solve() if self._correction_DX is None else self._correction_DX
+        candidate_DX = read_layer(self._candidate)
+        measured_S, loss, positions, pieces = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0.0, 0, 0
+        for batch in self._batcher.make_batches(examples):
+            places, later, ngram_log_M = self._read_batch(batch)
+            count = len(places.features_NX)
+            student = StudentBatch.from_logits(places.logits(candidate_DX), places.teacher)
+            loss += float(self._loss(student, places.teacher, ngram_log_M)) * count
+            measured_S += self._measure_strengths(places.take(places.teacher.first_N), before_DX)
+            self._add_to_sums(places, later, 1.0)
+            positions, pieces = positions + count, pieces + batch.packed.pieces_BT.numel()
+            self._yield_cpu()
+        self._learned |= dict.fromkeys(examples, 1.0)
+        for example in list(self._learned)[: max(0, len(self._learned) - self._training.replay)]:
+            del self._learned[example]
+        self._measured = [
+            STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
+        ]
+        self._correction_DX = self._sums.solve()
+        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        return loss / max(1, positions), positions, pieces
+
+    @property
+    def _strength(self) -> float:
+        """The strength with the highest measured acceptance."""
+        best = max(self._measured)
+        return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
+
+    def _read_batch(self, batch: Batch) -> tuple[Places, LaterPlaces, Tensor]:
+        """Return the supervised positions as drafts begin there or with their token, some of them again as drafts reach
+        them from a token earlier, and the log-likelihood of the n-grams' pieces (M,).
+        """
+        with capture_inputs(output_layer(self._candidate.model)) as captured:
+            _, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
+        hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
+        states_NF, _ = self._state_features(batch, 0)
+        earlier_NF, has_N = self._state_features(batch, 1)
+        forbidden_ND = batch.forbidden_BD[batch.packed.rows_N]
+        places = Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
+        later = LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
+        return places, later, ngram_log_M
+
+    def _state_features(self, batch: Batch, back: int) -> tuple[Tensor, Tensor]:
+        """Return the features of the targets' states at the supervised positions (N, targets x F), and where there are
+        any (N,).
+
+        Args:
+            batch: the examples.
+            back: how many tokens before that of a position its draft begins.
+        """
+        rows_N, places_N = batch.packed.rows_N, batch.packed.places_N
+        states, targets = self._candidate.extra, targets_of(self._candidate)
+        features_NTF = torch.zeros(len(rows_N), len(targets), FEATURES if targets else 0, device=rows_N.device)
+        has_N = torch.zeros(len(rows_N), dtype=torch.bool, device=rows_N.device)
+        for row, example in enumerate(batch.examples if states else ()):
+            (lines,) = (rows_N == row).nonzero(as_tuple=True)
+            positions, firsts = ((places_N[lines] + 1).cpu().numpy(), batch.teacher.first_N[lines].cpu().numpy())
+            found, ages, read = find_states(example, positions, firsts, back)
+            lines = lines[torch.from_numpy(found).to(lines.device)]
+            own_NF = AGE_DECAY ** torch.from_numpy(ages)[:, None] * state_features(torch.from_numpy(read))
+            features_NTF[lines, targets.index(example.target)] = own_NF.to(features_NTF)
+            has_N[lines] = True
+        return features_NTF.flatten(1), has_N
+
+    def _measure_strengths(self, firsts: Places, correction_DX: Tensor) -> Tensor:
+        """Return the total acceptance at the first pieces of tokens under each strength (S,)."""
+        loaded_ND, change_ND = firsts.logits(self._loaded_DX), firsts.features_NX @ correction_DX.T
+        students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
+        return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
+
+    def _add_to_sums(self, places: Places, later: LaterPlaces, weight: float) -> None:
+        missing_ND = self._missing_probs(places)
+        self._sums.add(places.features_NX, missing_ND, weight)
+        self._sums.add(later.features_NX, missing_ND[later.lines], weight)
+
+    def _missing_probs(self, places: Places) -> Tensor:
+        """Return the target's probabilities of pieces, less those of the drafter as loaded (N, D)."""
+        teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
+        target_NT = teacher.group_NT.masked_fill(~teacher.valid_NT, 0)
+        return probs_ND.neg_().scatter_add_(1, teacher.ids_NT, target_NT)
+
+    @override
+    @torch.no_grad()
+    def _score(self, model: LanguageModel, examples: Sequence[TrainingExample]) -> Scores:
+        """Score examples by the gate's measure. Their hidden states are computed once: all models share the layers
+        below the output layer.
+        """
+        self._read_all(examples)
+        weight_DX, found = read_layer(model), Scores()
+        for example in examples:
+            if (places := self._read.get(example)) is not None:
+                student = StudentBatch.from_logits(places.logits(weight_DX), places.teacher)
+                total = float(self._measure(student, places.teacher).double().sum())
+                found[example] = total, len(places.features_NX)
+        return found
+
+    def _read_all(self, examples: Sequence[TrainingExample]) -> None:
+        """Compute the hidden states of examples that have none yet, and drop the oldest above the limit."""
+        for batch in self._batcher.make_batches([one for one in examples if one not in self._read], branches=False):
+            places, _, _ = self._read_batch(batch)
+            for row, example in enumerate(batch.examples):
+                own = places.take((batch.packed.rows_N == row) & batch.teacher.first_N)
+                forbidden_ND = batch.forbidden_BD[row].expand(len(own.features_NX), -1)  # one line for all
+                self._read[example] = replace(own, forbidden_ND=forbidden_ND)
+            self._yield_cpu()
+        for example in [one for one in self._read if one not in examples][: max(0, len(self._read) - self._most_read)]:
+            del self._read[example]
+
+    @override
+    def state_dict(self) -> State:
+        return super().state_dict() | {
+            "states": self._sums.states_WW,
+            "products": self._sums.products_WD,
+            "measured": self._measured,
+            "learned": list(self._learned.items()),
+        }
+
+    @override
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._sums.states_WW.copy_(state["states"])
+        self._sums.products_WD.copy_(state["products"])
+        self._measured = list(state["measured"])
+        self._learned = dict(map(tuple, state["learned"]))

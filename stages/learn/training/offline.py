@@ -1,0 +1,106 @@
+"""Trains a drafter on a fixed set of examples, in passes of updates that the gate accepts or refuses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+
+from torch import Tensor
+
+from stages.contract.blocks import TrainingExample
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.update import Step
+
+
+@dataclass(frozen=True)
+class OfflineUpdate:
+    """One update of an offline training."""
+
+    pass_number: int  # number of the pass over the examples, from 0
+    read: int  # number of examples that were trained on so far, repetitions counted
+    last: TrainingExample  # the last example of the update
+    step: Step  # its outcome
+    seconds: float  # time to compute it
+
+
+class OfflineTraining:
+    """Trains on examples in random order, and keeps the weights of the pass that is best on the held-out ones.
+
+    Args:
+        trainer: trains and serves the weights; nothing may be held out or trained yet.
+        held_out: examples for the gate and for the choice of the pass; never trained on.
+        passes: maximum number of passes; training ends early after a pass that does not raise the acceptance.
+        update_examples: number of examples of an update.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        trainer: DrafterTrainer,
+        held_out: Sequence[TrainingExample],
+        *,
+        passes: int,
+        update_examples: int,
+        seed: int,
+    ) -> None:
+        self._trainer, self._held_out, self._passes = trainer, tuple(held_out), passes
+        self._update_examples, self._random = update_examples, Random(seed)
+        for example in self._held_out:
+            trainer.hold_out(example)
+        # expected acceptance on the held-out examples, as loaded and after each pass
+        self.acceptances = [self._measure()]
+        self._best = self._copy_weights()
+
+    @property
+    def best(self) -> float:
+        """The highest expected acceptance so far."""
+        return max(self.acceptances)
+
+    def train(
+        self, examples: Sequence[TrainingExample], stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[OfflineUpdate]:
+        """Yield the updates. When the iterator is exhausted, the best weights are in service.
+
+        Args:
+            examples: to train on.
+            stop: called after every update; True ends the training after it.
+        """
+        read = 0
+        for pass_number in range(self._passes):
+            for fresh in self._split(examples):
+                began = perf_counter()
+                step = self._trainer.settle(self._trainer.attempt(self._trainer.assign(fresh)))
+                read += len(fresh)
+                yield OfflineUpdate(pass_number, read, fresh[-1], step, perf_counter() - began)
+                if stop():
+                    break
+            if not self._keep_best() or stop():
+                break
+        self._serve_best()
+
+    def _split(self, examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
+        ordered = self._random.sample(examples, len(examples))
+        for start in range(0, len(ordered), self._update_examples):
+            yield ordered[start : start + self._update_examples]
+
+    def _keep_best(self) -> bool:
+        """Measure the weights in service and keep them if they are the best. Returns whether they are."""
+        acceptance = self._measure()
+        improved = acceptance > self.best
+        self.acceptances.append(acceptance)
+        if improved:
+            self._best = self._copy_weights()
+        return improved
+
+    def _serve_best(self) -> None:
+        if self.acceptances[-1] < self.best:
+            self._trainer.adopt(self._best)
+
+    def _measure(self) -> float:
+        acceptance = self._trainer.measure_acceptance(None, self._held_out)
+        if acceptance is None:
+            raise ValueError("the held-out examples must have soft targets within the drafter's context")
+        return acceptance
+
+    def _copy_weights(self) -> list[Tensor]:
+        return [weight.detach().clone() for weight in self._trainer.served.trained_weights]

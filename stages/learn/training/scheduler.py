@@ -1,0 +1,310 @@
+"""Schedules drafter updates: collects examples, holds some out, and makes an update after every interval of prompts.
+
+The length of the interval is variable. An update costs time and its benefit comes with later prompts: the break-even
+interval grows after updates whose cost exceeds their benefit, and returns to the shortest interval after a drift.
+
+An update may be computed on its own thread, in parallel with decoding. It is then adopted with an example that is fixed
+when it is submitted, however early it is done, so that equal seeds make equal decisions under any load of the machine.
+
+One scheduler belongs to one set of weights: targets that share the drafter's weights share it; adapters have one each.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+import torch
+from typing_extensions import override
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import State
+from stages.learn.training.drafter_trainer import DrafterTrainer
+from stages.learn.training.interval import UpdateInterval
+from stages.learn.training.update import Assignment, Attempt, Chooser, Step
+from store.events import Updated
+
+T = TypeVar("T")
+
+# Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and choosing
+# the soft targets of every token takes time that shows next to fast passes.
+SAMPLED = 16
+SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
+
+
+class Worker(Protocol):
+    """Executes calls one after the other."""
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Submit a call. The future holds its result or its exception."""
+        ...
+
+
+class InlineWorker(Worker):
+    """Executes a call before `submit` returns."""
+
+    @override
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Execute a call. Its exceptions are raised immediately."""
+        done: Future[T] = Future()
+        done.set_result(work())
+        return done
+
+
+class ThreadWorker(Worker):
+    """Executes calls on one thread that uses one core.
+
+    The exit of the interpreter waits for a running call; the thread ends with this object.
+    """
+
+    def __init__(self) -> None:
+        # torch keeps its number of threads per thread, and a default for threads that read it for the first time. The
+        # default is reset after the worker's first read, so that only the worker computes with one.
+        others = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(1, "distill", _use_one_thread)
+        self._pool.submit(int).result()
+        torch.set_num_threads(others)
+
+    @override
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._pool.submit(work)
+
+
+def _use_one_thread() -> None:
+    # Not at a lower priority: the loop waits for an update at a fixed prompt, and on a busy machine it would wait for a
+    # thread that is never scheduled.
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # the first read in a thread: from here on the number is its own
+
+
+@dataclass
+class _PendingUpdate:
+    """An update that was submitted to the worker."""
+
+    result: Future[tuple[Attempt, float]]  # the attempt and its duration in seconds
+    last: TrainingExample  # the newest example that it trains on
+    # judged, prompts: since the previous update
+    judged: int
+    prompts: int
+    examples_left: int  # number of further examples until it is adopted
+    waited: float  # seconds for which the loop was blocked by it
+
+
+class UpdateScheduler:
+    """Makes drafter updates from examples, at most one at a time.
+
+    Args:
+        trainer: trains and serves the weights.
+        interval: number of prompts between updates.
+        gate_every: every so many examples of a target, one is held out for the gate.
+        max_examples: maximum number of fresh examples of an update, the newest; older ones only enter the replay
+            buffer, so an update after a longer interval costs no more.
+        samples: whether only some prompts become examples where updates are far apart.
+        lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
+            at once.
+        worker: computes the updates.
+    """
+
+    def __init__(
+        self,
+        trainer: DrafterTrainer,
+        interval: UpdateInterval,
+        gate_every: int,
+        max_examples: int,
+        lag: int,
+        worker: Worker,
+        *,
+        samples: bool = False,
+    ) -> None:
+        self.trainer, self._interval, self._gate_every, self._max_examples = trainer, interval, gate_every, max_examples
+        self._lag, self._worker, self._samples = lag, worker, samples
+        self._fresh: list[TrainingExample] = []
+        self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
+        self._prompts = self._judged = 0
+        self._pending: _PendingUpdate | None = None
+        self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
+
+    @property
+    def version(self) -> int:
+        """Changes of the served weights so far."""
+        return self.trainer.version
+
+    @property
+    def _sampled(self) -> int:
+        """Of how many prompts one becomes an example now."""
+        return SAMPLED if self._samples and self._interval.is_exploring and not self.held else 1
+
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
+        return ((offset + 1) * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
+
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        """Count a completed prompt, whether or not it becomes an example. As `UpdateInterval.observe_prompt`."""
+        self._interval.observe_prompt(rejected, tokens, pieces)
+
+    def learn(self, example: TrainingExample) -> Updated | None:
+        """Adopt an update that is due, then add the example and submit an update if it completes the interval.
+
+        Raises:
+            Exception: the exception of the update, at the example that would have adopted it.
+        """
+        updated = self._adopt_due()
+        self._add_example(example)
+        if self._pending is None and self._fresh and not self.held and self._interval.is_due(self._prompts):
+            self._submit_update()
+            updated = updated if self._lag else self.finish()
+        return updated
+
+    def _adopt_due(self) -> Updated | None:
+        if self._pending is None:
+            return None
+        self._pending.examples_left -= 1
+        return None if self._pending.examples_left else self.finish()
+
+    def _add_example(self, example: TrainingExample) -> None:
+        self._seen[example.target] += 1
+        self._prompts += self._sampled
+        self._judged += self._sampled * example.judged
+        if self._seen[example.target] % self._gate_every == 0:
+            self.trainer.hold_out(example)
+        else:
+            self._fresh.append(example)
+        if self._pending is None and len(self._fresh) > self._max_examples:  # a long interval must not keep all
+            self.trainer.add_to_replay(self._fresh.pop(0))
+
+    def _submit_update(self) -> None:
+        started, fresh = perf_counter(), self._fresh
+        for older in fresh[: -self._max_examples]:
+            self.trainer.add_to_replay(older)
+        assignment = self.trainer.assign(fresh[-self._max_examples :])
+        result = self._worker.submit(lambda: _time_attempt(self.trainer, assignment))
+        waited = perf_counter() - started
+        self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._prompts, self._lag, waited)
+        self._fresh, self._prompts, self._judged = [], 0, 0
+
+    def wait(self) -> bool:
+        """Block until no update is being computed, without adopting it. Returns whether an update is pending."""
+        if self._pending:
+            wait([self._pending.result])
+        return self._pending is not None
+
+    def finish(self) -> Updated | None:
+        """Wait for the pending update and adopt it. None if there is none. Raises as `learn`."""
+        if self._pending is None:
+            return None
+        attempt, seconds, pending = self._take_result(self._pending)
+        started = perf_counter()
+        step = self.trainer.settle(attempt)
+        self._interval.observe_update(step, pending.judged, pending.prompts)
+        settling = perf_counter() - started
+        pending.waited += settling
+        return self._make_event(step, pending, seconds + settling)
+
+    def restart(self) -> Updated | None:
+        """Drop the pending update, whose examples precede a drift, and return to the shortest interval.
+
+        Raises as `learn`.
+        """
+        dropped = None
+        if self._pending:
+            attempt, seconds, pending = self._take_result(self._pending)
+            step = self.trainer.drop(attempt, "a drift was noticed while it was under way")
+            dropped = self._make_event(step, pending, seconds)
+        self._interval.restart()
+        self.trainer.respond_to_drift()
+        return dropped
+
+    def forget(self, chosen: Chooser) -> int:
+        """Forget examples and what was learned from them, as far as the trainer can; drop the pending update.
+
+        Returns:
+            the number of prompts that were found.
+        """
+        if self._pending:
+            attempt, _, _ = self._take_result(self._pending)
+            self.trainer.drop(attempt, "prompts were forgotten while it was under way")
+        found = {(one.target, one.offset) for one in (*self._fresh, *self.trainer.examples) if chosen(one)}
+        self._fresh = [example for example in self._fresh if not chosen(example)]
+        self.trainer.forget(chosen)
+        return len(found)
+
+    @property
+    def busy(self) -> bool:
+        """True while an update is being computed."""
+        return self._pending is not None and not self._pending.result.done()
+
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint. Waits for an update that is being computed."""
+        self.wait()
+        return {
+            "trainer": self.trainer.state_dict(),
+            "interval": self._interval.state_dict(),
+            "fresh": self._fresh,
+            "seen": dict(self._seen),
+            "counts": (self._prompts, self._judged),
+            "pending": self._pending_state(self._pending) if self._pending else None,
+        }
+
+    def _pending_state(self, pending: _PendingUpdate) -> State:
+        attempt, seconds = pending.result.result()
+        counts = pending.judged, pending.prompts, pending.examples_left, pending.waited
+        return {
+            "attempt": self.trainer.attempt_state(attempt),
+            "seconds": seconds,
+            "last": pending.last,
+            "counts": counts,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self.trainer.load_state_dict(state["trainer"])
+        self._interval.load_state_dict(state["interval"])
+        self._fresh = list(state["fresh"])
+        self._seen = Counter(state["seen"])
+        self._prompts, self._judged = state["counts"]
+        self._pending = self._load_pending(state["pending"]) if state["pending"] else None
+
+    def _load_pending(self, state: State) -> _PendingUpdate:
+        done: Future[tuple[Attempt, float]] = Future()
+        done.set_result((self.trainer.load_attempt(state["attempt"]), state["seconds"]))
+        return _PendingUpdate(done, state["last"], *state["counts"])
+
+    def _take_result(self, pending: _PendingUpdate) -> tuple[Attempt, float, _PendingUpdate]:
+        started, self._pending = perf_counter(), None
+        attempt, seconds = pending.result.result()
+        pending.waited += perf_counter() - started
+        return attempt, seconds, pending
+
+    def _make_event(self, step: Step, pending: _PendingUpdate, seconds: float) -> Updated:
+        """Make the event of an update, with its entry in the ledger.
+
+        Tokens are gained only where the drafter's drafts were judged: not where another source drafted, and none while
+        drafting is paused. What learning cost is not subtracted: the seconds of the update and those that the loop
+        waited for it are fields of their own, and the seconds of drafting and verifying are those of the blocks.
+        """
+        gained = None if step.before is None or step.floor is None else (step.before - step.floor) * pending.judged
+        return Updated(
+            offset=pending.last.offset,
+            target=pending.last.target,
+            part="drafter",
+            loss_name=self.trainer.loss_name,
+            loss=step.loss,
+            positions=step.positions,
+            acceptance_before=step.before,
+            acceptance_after=step.after,
+            acceptance_floor=step.floor,
+            tokens_gained=gained,
+            served=step.served,
+            reason=step.reason,
+            seconds=seconds,
+            waited=pending.waited,
+            drafter_version=self.version,
+            head_version=0,
+        )
+
+
+def _time_attempt(trainer: DrafterTrainer, assignment: Assignment) -> tuple[Attempt, float]:
+    started = perf_counter()
+    return trainer.attempt(assignment), perf_counter() - started

@@ -1,0 +1,362 @@
+"""The pushed-down distribution against brute force over the vocabulary."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from doubles import row_of
+from hypothesis import given
+from hypothesis import strategies as st
+from soft_target_tables import compute_all
+from stored_states import store
+from torch import Tensor
+
+from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree, Verdict
+from stages.learn.examples.builder import ExampleBuilder
+from stages.learn.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
+from stages.ngrams.trie import Trie
+from stages.verification.parsing import parse
+from stages.vocabulary.pair import Pair
+from store.events import DraftSource, Origin, Outcome
+
+PIECES = 4
+EXTRA = 2  # outputs of the target beyond its tokenizer: at -inf, as `Verify` leaves them
+spellings = st.lists(
+    st.none() | st.lists(st.integers(0, PIECES - 1), min_size=1, max_size=4).map(tuple), min_size=2, max_size=12
+).map(lambda found: tuple(None if pieces in found[:place] else pieces for place, pieces in enumerate(found)))
+SPELLING = ((0,), (1,), (0, 1), (0, 1, 2), (0, 3), None, (2, 2))
+
+
+def pair_of(spelling: tuple[tuple[int, ...] | None, ...]) -> Pair:
+    return Pair(spelling, tuple(pieces or () for pieces in spelling), PIECES, "", 0)
+
+
+def logits_of(spelling: tuple, count: int, seed: int = 0) -> Tensor:
+    logits_NV = 2 * torch.randn(count, len(spelling) + EXTRA, generator=torch.Generator().manual_seed(seed))
+    logits_NV[:, len(spelling) :] = -torch.inf
+    return logits_NV
+
+
+def accept(index: int, token: int) -> Decision:
+    return Decision(index, None, Outcome.ACCEPTED, token, Origin.ACCEPTED)
+
+
+def make_soft_targets(
+    spelling: tuple, emitted: list[tuple[int, ...]], logits_NV: Tensor, kept: int = 99
+) -> list[tuple[SoftTarget, ...]]:
+    """Soft targets for rows of 5, 6, ... pieces; each row has a distribution for every emitted token and one more."""
+    starts = torch.tensor([0, *(len(tokens) + 1 for tokens in emitted)]).cumsum(0).tolist()
+    rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
+    batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
+    outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
+    given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    assert [one.span for one in given] == [None] * len(batch), "no branches without off-policy targets"
+    return [compute_all(one.soft_targets) for one in given]
+
+
+def first_level(spelling: tuple, distribution: list[float]) -> dict[int, tuple[float, float]]:
+    """Per piece: the probability of all tokens that begin with it, and of the one that it is."""
+    found = {}
+    for piece in range(PIECES):
+        group = sum(p for pieces, p in zip(spelling, distribution, strict=False) if pieces and pieces[0] == piece)
+        direct = sum(p for pieces, p in zip(spelling, distribution, strict=False) if pieces == (piece,))
+        found[piece] = (group, direct)
+    return found
+
+
+def as_dict(soft_target: SoftTarget) -> dict[int, tuple[float, float]]:
+    assert len(set(soft_target.ids)) == len(soft_target.ids)
+    return {i: (g, d) for i, g, d in zip(soft_target.ids, soft_target.group, soft_target.direct, strict=True)}
+
+
+@given(spellings, st.integers(0, 1000))
+def test_the_first_level_is_the_distribution_of_the_first_piece(spelling, seed: int):
+    logits_NV = logits_of(spelling, 2, seed)
+    soft_target = make_soft_targets(spelling, [(0,)], logits_NV)[0][0]
+    want = first_level(spelling, logits_NV[0].softmax(-1).tolist())
+    got = as_dict(soft_target)
+    for piece, (group, direct) in want.items():
+        assert got.get(piece, (0, 0)) == (pytest.approx(group, abs=1e-6), pytest.approx(direct, abs=1e-6))
+    assert sum(soft_target.group) + soft_target.rest == pytest.approx(1, abs=1e-6)
+    unspelt = sum(p for pieces, p in zip(spelling, logits_NV[0].softmax(-1).tolist(), strict=False) if not pieces)
+    assert soft_target.rest == pytest.approx(unspelt, abs=1e-6)
+
+
+@given(spellings, st.integers(0, 1000))
+def test_deeper_levels_are_the_conditionals_along_the_token(spelling, seed: int):
+    logits_NV = logits_of(spelling, 2, seed)
+    distribution = logits_NV[0].softmax(-1).tolist()
+    for token, pieces in enumerate(spelling):
+        _, *deeper = make_soft_targets(spelling, [(token,)], logits_NV)[0]
+        assert [soft_target.depth for soft_target in deeper] == list(range(1, len(pieces or (0,))))
+        for soft_target in deeper:
+            prefix = pieces[: soft_target.depth]
+            below = {
+                other: p
+                for other, p in zip(spelling, distribution, strict=False)
+                if other and other[: len(prefix)] == prefix
+            }
+            for piece, (mass, direct) in as_dict(soft_target).items():
+                want = sum(p for other, p in below.items() if other[: len(prefix) + 1] == (*prefix, piece))
+                assert (mass, direct) == (pytest.approx(want / sum(below.values()), abs=1e-6), 0)
+            ends_here = below.get(prefix, 0.0) / sum(below.values())
+            assert soft_target.rest == pytest.approx(ends_here, abs=1e-6)
+            assert pieces[soft_target.depth] in soft_target.ids
+
+
+def test_tokens_that_are_not_stored_are_part_of_the_rest():
+    logits_NV = logits_of(SPELLING, 2)
+    distribution = logits_NV[0].softmax(-1)
+    for kept in (1, 2, 3):
+        found = make_soft_targets(SPELLING, [(3,)], logits_NV, kept)[0][0]
+        stored = distribution.topk(kept).indices.tolist()
+        want = first_level(SPELLING, [p if token in stored else 0 for token, p in enumerate(distribution.tolist())])
+        assert as_dict(found) == {
+            piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items() if g
+        }
+        assert sum(found.group) + found.rest == pytest.approx(1, abs=1e-6)
+
+
+def test_a_token_that_is_not_among_the_likeliest_has_a_target_at_its_first_piece_alone():
+    """At temperatures above 0 such a token may be emitted; the stored ones hold nothing of what follows its pieces."""
+    logits_NV = logits_of(SPELLING, 2)
+    logits_NV[0, 3] = -9.0
+    found = make_soft_targets(SPELLING, [(3, 0)], torch.cat([logits_NV[:1], logits_NV]), 2)[0]
+    assert [(one.position, one.depth) for one in found] == [(5, 0), (8, 0)]
+
+
+def map_all_levels(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
+    """The soft targets of a token from all tokens of the vocabulary, with the likeliest pieces kept: per level the
+    probability of each piece, and the rest.
+    """
+    found = []
+    for depth in range(max(1, len(spelling[token] or ()))):
+        prefix = (spelling[token] or ())[:depth]
+        below = {
+            pieces: float(p)
+            for pieces, p in zip(spelling, distribution, strict=False)
+            if pieces and pieces[:depth] == prefix
+        }
+        total, groups = sum(below.values()) if depth else 1.0, {}
+        for pieces, p in below.items():
+            if len(pieces) > depth:
+                groups[pieces[depth]] = groups.get(pieces[depth], 0.0) + p / total
+        likeliest = dict(sorted(groups.items(), key=lambda item: -item[1])[:kept])
+        found.append((likeliest, 1 - sum(likeliest.values())))
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_where_the_stored_tokens_have_the_mass_soft_targets_are_those_of_all_tokens(temperature: float):
+    """Of 3,000 tokens 64 have all but a thousandth of the probability, as with a language model's distributions."""
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, 4, (3000,), generator=generator).tolist()
+    drawn = [tuple(torch.randint(0, 40, (length,), generator=generator).tolist()) for length in lengths]
+    spelling = tuple(None if pieces in drawn[:place] else pieces for place, pieces in enumerate(drawn))
+    logits_NV = 0.5 * torch.randn(3, 3000, generator=generator) - 14
+    likely_NK = torch.stack([torch.randperm(3000, generator=generator)[:40] for _ in range(3)])
+    logits_NV.scatter_(1, likely_NK, 2 * torch.randn(3, 40, generator=generator))
+    emitted = tuple(int(token) for token in logits_NV.argmax(-1))
+    rows = [Proposal(Draft(row_of([0], [0]), (), torch.zeros(0, 40), (), None, ()), ())]
+    outcomes = [tuple(accept(place, token) for place, token in enumerate(emitted))]
+    pair = Pair(spelling, tuple(pieces or () for pieces in spelling), 40, "", 0)
+    teacher = TrieTeacher(pair, 64, torch.device("cpu"), temperature=temperature)
+    found = iter(compute_all(teacher(rows, outcomes, logits_NV, [0])[0].soft_targets))
+    for token, logits_V in zip(emitted, logits_NV, strict=True):
+        for group, rest in map_all_levels(spelling, token, (logits_V / temperature).softmax(-1), 64):
+            one = next(found)
+            assert one.rest == pytest.approx(rest, abs=2e-3)
+            got = dict(zip(one.ids, one.group, strict=True))
+            assert all(got.get(piece, 0.0) == pytest.approx(mass, abs=2e-3) for piece, mass in group.items())
+    assert next(found, None) is None
+
+
+def test_the_stored_tokens_are_the_likeliest_of_a_large_vocabulary():
+    """Selected by chunks, also where the vocabulary does not divide into them."""
+    size = 64 * 4 * CHUNK + 13
+    logits_NV = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    values_NK, ids_NK = largest_logits(logits_NV, 64)
+    want = logits_NV.topk(64)
+    assert torch.equal(values_NK, want.values)
+    assert torch.equal(ids_NK, want.indices)
+
+
+def test_positions_are_those_of_the_pieces_that_the_row_will_have():
+    found = make_soft_targets(SPELLING, [(0, 2, 5, 3), (1, 6)], logits_of(SPELLING, 8))
+    places = [[(soft_target.position, soft_target.depth) for soft_target in row] for row in found]
+    assert places[0] == [(5, 0), (6, 0), (7, 1), (8, 0), (8, 0), (9, 1), (10, 2)], "token 5 has no pieces"
+    assert places[1] == [(6, 0), (7, 0), (8, 1)]
+
+
+def test_every_row_has_targets_from_its_own_distributions():
+    logits_NV = logits_of(SPELLING, 5)
+    together = make_soft_targets(SPELLING, [(0, 1), (4,)], logits_NV)
+    alone = make_soft_targets(SPELLING, [(4,)], logits_NV[3:])
+    assert [as_dict(soft_target) for soft_target in together[1]] == [as_dict(soft_target) for soft_target in alone[0]]
+
+
+def test_a_distribution_without_mass_below_a_prefix_gives_an_end_as_target():
+    logits_NV = logits_of(SPELLING, 2)
+    logits_NV[:, [2, 3]] = -torch.inf
+    conditional = make_soft_targets(SPELLING, [(3,)], logits_NV)[0][2]
+    assert (conditional.group, conditional.rest) == ((0.0,), 1.0)
+
+
+def test_the_temperature_of_the_sampling_plays_no_part_and_logits_of_half_precision_do():
+    logits_NV = logits_of(SPELLING, 2)
+    whole, half = (make_soft_targets(SPELLING, [(2,)], logits)[0][0] for logits in (logits_NV, logits_NV.bfloat16()))
+    assert whole.group == pytest.approx(half.group, abs=0.05)
+    assert sum(half.group) + half.rest == pytest.approx(1, abs=1e-6)
+
+
+def test_without_learning_there_is_no_supervision():
+    assert (
+        supervise_nothing([None, None], [(), ()], torch.zeros(2, 3), [0, 1, 2])
+        == [Supervision(), Supervision()]
+        == [((), None)] * 2
+    )
+
+
+def proposal_of(pieces: tuple[int, ...], read: int) -> Proposal:
+    """A draft of these pieces after a row of `read` pieces."""
+    trie = Trie(len(SPELLING) + EXTRA, PIECES)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
+    draft = Draft(row_of([0], [0] * read), pieces, torch.zeros(len(pieces), PIECES), (), None, ())
+    return Proposal(draft, parse(trie, pieces))
+
+
+def outcome_of(proposal: Proposal, rejected: int | None) -> tuple[Decision, ...]:
+    """All accepted up to the rejected one, which is replaced by token 0; or all and a bonus."""
+    taken = proposal.verifiable[:rejected]
+    decisions = [accept(index, token) for index, token in enumerate(taken)]
+    if rejected is None:
+        return (*decisions, Decision(len(taken), None, Outcome.UNDRAFTED, 0, Origin.BONUS))
+    unjudged = [
+        Decision(index, proposal.tokens[index], Outcome.UNJUDGED, None, None)
+        for index in range(rejected + 1, len(proposal.tokens))
+    ]
+    refused = Decision(rejected, proposal.tokens[rejected], Outcome.REJECTED, 0, Origin.RESIDUAL)
+    return (*decisions, refused, *unjudged)
+
+
+def branches(
+    batch: list[Proposal], rejected: list[int | None]
+) -> tuple[list[OffPolicySpan | None], list[Supervision], Tensor, list[int]]:
+    """Branches of a batch, its whole supervision, and the target's logits with the start of each row."""
+    starts = torch.tensor([0, *(len(one.verifiable) + 1 for one in batch)]).cumsum(0).tolist()
+    logits_NV = logits_of(SPELLING, starts[-1], seed=3)
+    outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
+    given = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
+    spans = [one.span and replace(one.span, soft_targets=compute_all(one.span.soft_targets)) for one in given]
+    return spans, given, logits_NV, starts
+
+
+LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
+
+
+def assert_first_distribution(soft_target: SoftTarget, logits_V: Tensor) -> None:
+    want, got = first_level(SPELLING, logits_V.softmax(-1).tolist()), as_dict(soft_target)
+    near = {piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items() if g}
+    assert got == near
+
+
+def test_after_a_rejection_the_draft_has_targets_from_the_distributions_that_the_target_computed_there():
+    proposal = proposal_of(LONG, read=5)
+    assert proposal.verifiable == (2, 1, 6)
+    (branch,), _, logits_NV, _ = branches([proposal], [0])
+    assert (branch.start, branch.pieces) == (5, LONG)
+    places = [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets]
+    assert places == [(7, 0), (8, 0), (9, 1)], "the rejected token itself has its targets in the text"
+    assert_first_distribution(branch.soft_targets[0], logits_NV[1])
+    assert_first_distribution(branch.soft_targets[1], logits_NV[2])
+    distribution = logits_NV[2].softmax(-1)
+    assert as_dict(branch.soft_targets[2]) == {2: (1.0, 0.0)}, "below piece 2 there is token 6 alone"
+    assert distribution[6] > 0
+
+
+def test_a_branch_begins_where_the_rejected_token_would_have_begun():
+    (branch,), _, logits_NV, _ = branches([proposal_of(LONG, read=5)], [1])
+    assert (branch.start, branch.pieces) == (7, (1, 2, 2))
+    assert [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets] == [(8, 0), (9, 1)]
+    assert_first_distribution(branch.soft_targets[0], logits_NV[2])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rejected"),
+    [(LONG, 2), (LONG, None), ((1,), 0), ((), None), ((1, 0, 2), 2), ((3,), 0)],
+    ids=["last", "none", "only", "nothing drafted", "a gap", "no token begins so"],
+)
+def test_where_the_target_read_nothing_after_a_rejection_there_is_no_branch(pieces, rejected):
+    assert branches([proposal_of(pieces, read=4)], [rejected])[0] == [None]
+
+
+def test_what_the_target_did_not_read_is_no_part_of_a_branch():
+    """The draft ends in a gap: piece 2 alone names no token."""
+    proposal = proposal_of((1, 0, 2), read=4)
+    assert proposal.tokens[-1].token is None
+    (branch,), _, logits_NV, _ = branches([proposal], [0])
+    assert (branch.start, branch.pieces) == (4, (1, 0))
+    assert [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets] == [(5, 0)]
+    assert_first_distribution(branch.soft_targets[0], logits_NV[1])
+
+
+def test_branches_of_a_batch_are_kept_apart():
+    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3), proposal_of((), 2), proposal_of((1, 0, 1, 1), 6)]
+    found, _, logits_NV, starts = branches(batch, [1, None, None, 0])
+    assert [branch is None for branch in found] == [False, True, True, False]
+    assert_first_distribution(found[0].soft_targets[0], logits_NV[2])
+    assert (found[3].start, found[3].pieces) == (6, (1, 0, 1, 1))
+    assert_first_distribution(found[3].soft_targets[0], logits_NV[starts[3] + 1])
+    assert_first_distribution(found[3].soft_targets[-1], logits_NV[starts[3] + 2])
+
+
+def test_targets_after_rejections_change_nothing_of_the_text_s_own():
+    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3)]
+    _, given, logits_NV, starts = branches(batch, [1, 0])
+    outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]
+    plain = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    found, want = ([compute_all(one.soft_targets) for one in each] for each in (given, plain))
+    assert found == want
+
+
+def test_a_tree_has_no_span():
+    """Its logits are those of the emitted tokens alone."""
+    tree = TokenTree(
+        (Candidate(2, -1, 0, 0.5, DraftSource.MEMORY, 1, 1), Candidate(1, 0, 1, 0.5, DraftSource.MEMORY, 2, 1))
+    )
+    draft = Draft(row_of([0], [0] * 4), (), torch.zeros(0, PIECES), (), None, (), DraftSource.MEMORY, tree)
+    outcome = (Decision(0, None, Outcome.REJECTED, 4, Origin.RESIDUAL, candidate=tree.candidates[0]),)
+    teacher = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)
+    (given,) = teacher([Proposal(draft, ())], [outcome], logits_of(SPELLING, 1), [0])
+    assert given.span is None
+    assert_first_distribution(compute_all(given.soft_targets)[0], logits_of(SPELLING, 1)[0])
+
+
+def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
+    """It holds arrays of its own: a view would keep the logits of the whole batch in memory."""
+    logits_NV = logits_of(SPELLING, 2)
+    batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
+    (given,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
+    (logits,) = given.soft_targets
+    before = compute_all(given.soft_targets)
+    logits_NV.fill_(0)
+    assert compute_all(given.soft_targets) == before
+    assert logits.spell(logits).probs.shape == (1, 3)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_blocks_are_spelt_together_as_each_alone(saved: bool):
+    row, builder = row_of([0], [0] * 5), ExampleBuilder()
+    teacher = TrieTeacher(pair_of(SPELLING), 4, torch.device("cpu"))
+    proposal = Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ())
+    alone = []
+    for number, emitted in enumerate([(0, 2, 5), (3,), (1, 6)]):
+        outcome = tuple(accept(place, token) for place, token in enumerate(emitted))
+        (given,) = teacher([proposal], [outcome], logits_of(SPELLING, 3, seed=number), [0])
+        builder.add_verdict(Verdict(proposal, outcome, emitted, 0, 0, given.soft_targets))
+        alone += compute_all(given.soft_targets)
+        if saved:
+            state = store(builder.state_dict(row))
+            builder = ExampleBuilder.from_state(state)
+    (spelt,) = builder.build(row, "big").soft_targets
+    assert list(compute_all([spelt])) == alone

@@ -1,0 +1,105 @@
+"""Weights in service against the best so far: what is proven worse is withdrawn, what is proven better is kept."""
+
+from dataclasses import replace
+from random import Random
+
+import torch
+from stored_states import store
+from test_drafter_trainer import BACKWARD, COUNTING, LATER, new_trainer, update
+
+from stages.learn.training.best_so_far import Comparison, Opinion
+from stages.learn.training.drafter_trainer import DrafterTrainer
+
+
+def decide(mean: float, spread: float, seed: int, most: int) -> Opinion:
+    """Compare until there is a decision, on at most so many prompts."""
+    random, comparison = Random(seed), Comparison()
+    for _ in range(most):
+        opinion = comparison.observe([max(-1.0, min(1.0, random.gauss(mean, spread)))])
+        if opinion is not Opinion.OPEN:
+            return opinion
+    return Opinion.OPEN
+
+
+def test_weights_that_are_equal_on_average_are_rarely_judged():
+    """Two tests, each wrong less often than once in twenty."""
+    decided = [decide(0.0, 0.2, seed, 200) for seed in range(200)]
+    assert sum(opinion is not Opinion.OPEN for opinion in decided) < 200 / 10
+
+
+def test_better_and_worse_weights_are_found_on_fifty_prompts():
+    assert {decide(0.2, 0.2, seed, 50) for seed in range(30)} == {Opinion.BETTER}
+    assert {decide(-0.2, 0.2, seed, 50) for seed in range(30)} == {Opinion.WORSE}
+
+
+def test_what_is_not_finite_does_not_count():
+    comparison = Comparison()
+    assert comparison.observe([float("nan"), float("inf")]) is Opinion.OPEN
+    assert comparison.state_dict() == Comparison().state_dict()
+
+
+def first_weights(trainer: DrafterTrainer) -> torch.Tensor:
+    return trainer.served.trained_weights[0].detach().clone()
+
+
+def hold_out(trainer: DrafterTrainer, number: int) -> None:
+    """Hold out as many new prompts that count upward."""
+    for offset in range(number):
+        trainer.hold_out(replace(COUNTING, offset=1000 + offset))
+
+
+def test_a_drafter_that_is_worse_than_loaded_is_withdrawn():
+    """It learns to count backward while nothing is held out; then the text counts upward."""
+    trainer = new_trainer(gate_window=64, gate_tolerance=1.0)
+    loaded = first_weights(trainer)
+    for _ in range(12):
+        update(trainer, [BACKWARD])
+    assert not torch.equal(first_weights(trainer), loaded)
+    hold_out(trainer, 64)
+    step = update(trainer, [BACKWARD])
+    assert (step.served, step.reason) == (True, "withdrawn: the drafter in service was worse than the best so far")
+    assert torch.equal(first_weights(trainer), loaded)
+    assert update(trainer, [COUNTING]).loss > 0, "training continues with the next update"
+
+
+def test_a_drafter_that_is_proven_better_is_the_one_to_beat():
+    trainer = new_trainer(gate_window=64, gate_tolerance=1.0)
+    for _ in range(20):
+        update(trainer, [COUNTING, LATER])
+    better = first_weights(trainer)
+    hold_out(trainer, 64)
+    update(trainer, [COUNTING])
+    for _ in range(20):
+        update(trainer, [BACKWARD])
+    for offset in range(64):
+        trainer.hold_out(replace(COUNTING, offset=2000 + offset))
+    step = update(trainer, [BACKWARD])
+    assert step.reason.startswith("withdrawn")
+    assert torch.equal(first_weights(trainer), better)
+
+
+def test_a_restored_comparison_has_the_same_evidence():
+    comparison = Comparison()
+    comparison.observe([0.1, 0.2, -0.05])
+    state = store(comparison.state_dict())
+    restored = Comparison()
+    restored.load_state_dict(state)
+    assert restored.state_dict() == comparison.state_dict()
+
+
+def test_a_restored_trainer_compares_with_the_same_weights():
+    trainer = new_trainer(gate_window=64, gate_tolerance=1.0)
+    for _ in range(20):
+        update(trainer, [COUNTING, LATER])
+    hold_out(trainer, 64)
+    update(trainer, [COUNTING])
+    state = store(trainer.state_dict())
+    restored = new_trainer(gate_window=64, gate_tolerance=1.0)
+    restored.load_state_dict(state)
+    for one in (trainer, restored):
+        for _ in range(20):
+            update(one, [BACKWARD])
+        for offset in range(64):
+            one.hold_out(replace(COUNTING, offset=2000 + offset))
+        assert update(one, [BACKWARD]).reason.startswith("withdrawn")
+    assert torch.equal(first_weights(trainer), first_weights(restored))
