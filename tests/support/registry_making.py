@@ -109,7 +109,8 @@ def publish_run(uri: str, folder: Path, count: int, model: str = MODEL, drafter:
 def play(folder: Path) -> Iterator[LittleRun]:
     """A run of two versions with prompts, updates and a drift; a turn for each of its commits, then one at its end."""
     run = LittleRun(folder)
-    probed = {"probe_tokens": (4, 6, 2, 4, 4), "probe_greedy": (1, 4, 1, 2, 2)}
+    tokens, greedy = (4, 6, 2, 4, 4), (1, 4, 1, 2, 2)
+    probed = {"probe_tokens": tokens, "probe_greedy": greedy, "probe_sampled": greedy, "probe_forwards": (2,) * 5}
     run.publish({"probe/acceptance": 0.5, "prompts": 0.0}, **probed)
     yield run
     run.commit(*map(make_completed, range(3)), make_updated(offset=2), make_drifted(offset=1))
@@ -178,11 +179,12 @@ def send(uri: str, folder: Path) -> None:
 
 
 def sync_until_sent(folder: Path, uri: str) -> None:
-    """Update MLflow until nothing fails."""
-    while True:
+    """Update MLflow until nothing fails, as it does once."""
+    for _ in range(4):
         with suppress(Exception):
-            assert not RunSync(folder, uri).update(stopped=False).refused
-            return
+            if not RunSync(folder, uri).update(stopped=False).refused:
+                return
+    raise AssertionError(RunSync(folder, uri).update(stopped=False))
 
 
 def read_store(uri: str) -> dict[str, Any]:
