@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot
 
 from dashboards.curve import Curve, draw, read_curve
 from store.events import Drifted, PromptCompleted
@@ -52,13 +51,6 @@ def test_a_plot_is_written(tmp_path: Path, suffix: str):
     rates = [Acceptance(2, 10), Acceptance(), Acceptance(4, 10)]
     draw(Curve([1, 3, 5], rates, [1.1, 1.2, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), plot, "a run")
     assert plot.stat().st_size > 1000
-
-
-def test_the_name_of_a_run_is_not_interpreted(tmp_path: Path):
-    plot = tmp_path / "curve.svg"
-    with pyplot.rc_context({"svg.fonttype": "none"}):
-        draw(Curve([], [], [], [], [], []), plot, "$\\nothing$")
-    assert "$\\nothing$" in plot.read_text()
 
 
 def test_a_folder_that_is_not_a_run_is_refused_with_a_clear_error(tmp_path: Path):

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from loop_doubles import OVERLONG, Clock, prompts_of, runner_of, stub_loop, stub_runner
+from loop_doubles import Clock, prompts_of, runner_of, stub_loop, stub_runner
 
 from pipeline.clock import Clock as RunClock
-from pipeline.learning.publisher import NoPublisher
 from pipeline.loop import Loop
 from store.events import (
     BlockDone,
@@ -52,18 +51,6 @@ def test_the_path_of_a_prompt():
         "VersionPublished",
     ]
     assert [event.reason for event in of_kind(events, VersionPublished)] == ["floor", "drift", "interval", "end"]
-
-
-def test_an_empty_stream_publishes_a_baseline_and_an_end():
-    loop = stub_loop()
-    assert kinds(loop.run(prompts_of())) == ["VersionPublished"] * 2
-    assert stages_of(loop).decode.calls == []
-
-
-def test_a_publisher_that_publishes_nothing_leaves_no_trace():
-    events = list(stub_loop(publisher=NoPublisher()).run(prompts_of("a")))
-    assert of_kind(events, VersionPublished) == []
-    assert kinds(events)[0] == "PromptReceived"
 
 
 def test_as_one_prompt_finishes_the_next_enters():
@@ -113,14 +100,6 @@ def test_a_block_carries_the_versions_that_were_in_service_when_it_began():
     assert [event.drafter_version for event in of_kind(events, Updated)] == [1, 2]
 
 
-def test_rows_of_one_block_share_its_versions_and_its_time():
-    events = list(stub_loop(batch=2).run(prompts_of("a", "a")))
-    first, second = of_kind(events, BlockDone)
-    assert (first.rows, second.rows) == (2, 2)
-    assert {first.seconds_decode, first.seconds_translate, first.seconds_verify} == {0.5}  # the clock ticks seconds
-    assert {decision.cache_version for decision in of_kind(events, TokenDecision)} == {0}
-
-
 @pytest.mark.parametrize(
     ("action", "answered"), [("reset", 1), ("recall", 1), ("none", 0), ("ignored", 0), ("cooldown", 0)]
 )
@@ -132,19 +111,6 @@ def test_a_fall_that_is_acted_upon_is_answered_before_anything_learns_from_its_p
     assert answer.noted == [(0, 0), (1, 1), (2, 2)], "every prompt, before it is learned from"
     assert [event.head_version for event in of_kind(events, Updated)] == [0, answered, answered]
     assert [event.reason for event in of_kind(events, VersionPublished)].count("drift") == answered
-
-
-def test_prompts_that_cannot_be_taken_pass_by():
-    loop = stub_loop(batch=2)
-    events = list(loop.run(prompts_of(None, "a", OVERLONG, "ab", None)))
-    rejected = of_kind(events, PromptRejected)
-    assert sorted((event.line, event.reason) for event in rejected) == [
-        (1, "no text"),
-        (3, "it is too long"),
-        (5, "no text"),
-    ]
-    assert [event.offset for event in of_kind(events, PromptCompleted)] == [0, 2]
-    assert stages_of(loop).decode.admitted == [0, 2]
 
 
 def test_prompts_are_read_only_when_a_row_is_free():
@@ -244,10 +210,3 @@ def test_a_drift_of_one_target_is_answered_there_alone():
     assert runner_of(loop, "big").learner._response.given == []
     assert runner_of(loop, "small").learner._response.given == [(1, 0)]
     assert [event.target for event in of_kind(events, Recalled)] == ["small"]
-
-
-def test_a_runner_without_prompts_is_never_called():
-    loop = two_runners(batch=2)
-    list(loop.run(prompts_of("ab", "a", "abc", target="big")))
-    assert stages_of(loop, "small").decode.calls == []
-    assert stages_of(loop, "big").decode.calls == [(0, 1), (0, 2), (2,), (2,)]

@@ -105,11 +105,6 @@ def test_what_the_models_themselves_found_likely():
         assert (other.target_raw_probability, other.emitted_raw_probability, other.target_raw_entropy) == (None,) * 3
 
 
-def test_without_features_of_the_drafter_nothing_is_known_of_its_pieces():
-    for decision in decisions_of(rejected_verdict()):
-        assert (decision.drafter_raw_probability, decision.drafter_raw_entropy) == (None, None)
-
-
 def test_what_came_after_a_rejection_emits_nothing():
     third = decisions_of(rejected_verdict())[2]
     assert third.outcome is Outcome.UNJUDGED
@@ -144,22 +139,6 @@ def test_pieces_after_the_end_of_translation_are_one_row():
     assert (dropped.proposed_id, dropped.emitted_id, dropped.uniform) == (None, None, None)
     assert dropped.entropy == 1.0, "of its first piece"
     assert dropped.head_estimate == pytest.approx(0.9**3)
-
-
-def test_a_draft_of_which_nothing_translates_is_one_row_and_a_bonus_before_it():
-    row = row_with((12,))
-    bonus = Decision(0, None, Outcome.UNDRAFTED, 12, Origin.BONUS)
-    verdict = Verdict(Proposal(draft_of(row, (20, 21)), ()), (bonus,), (12,), judged=0, accepted=0)
-    assert [decision.outcome for decision in decisions_of(verdict)] == [Outcome.UNDRAFTED, Outcome.UNTRANSLATABLE]
-    assert [decision.pieces for decision in decisions_of(verdict)] == [(), (20, 21)]
-
-
-def test_without_a_head_nothing_is_estimated():
-    row = row_with((10,))
-    token = ProposedToken(10, 0, 1, ())
-    draft = draft_of(row, (20, 21), survival=False)
-    verdict = Verdict(Proposal(draft, (token,)), (accept(0, token, 10),), (10,), judged=1, accepted=1)
-    assert [decision.head_estimate for decision in decisions_of(verdict)] == [None, None]
 
 
 def test_a_block_counts_what_its_decisions_show():
@@ -317,13 +296,6 @@ def test_a_tree_is_counted_with_the_copied_drafts():
     assert (counters.blocks, counters.drafted, counters.judged, counters.first_judged) == (1, 0, 0, 0)
     found = (counters.lookup_blocks, counters.lookup_drafted, counters.lookup_judged, counters.lookup_accepted)
     assert found == (1, 4, 2, 2)
-
-
-def test_without_text_a_candidate_has_its_id():
-    recorder = Recorder("big", WORDS.__getitem__, str, text=False)
-    events = list(recorder.record_decisions(accepted_tree(), VERSIONS))
-    assert [event.proposed_id for event in events] == [10, 11, 12, 11, None]
-    assert {(event.proposed_bytes, event.emitted_bytes) for event in events} == {(None, None)}
 
 
 def random_tree(seed: int) -> tuple[TokenTree, torch.Tensor]:

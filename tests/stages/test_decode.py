@@ -1,6 +1,5 @@
 """Drafting: every recorded distribution is the drafter's after the row as it now is, and drafts end where they must."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from stages.contract.blocks import Draft, SequenceState
 from stages.decode import EVERY_HOPELESS, Decode
-from stages.drafting.costs import Costs, ReadPrompts
+from stages.drafting.costs import Costs
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
 from stages.drafting.stopping import FixedLength, StopRule
 from stages.prompts.prompt_reader import PromptReader
@@ -76,15 +75,6 @@ def test_a_text_is_read_before_its_first_draft_which_may_never_come():
     assert decode.reader.counts.tokens == 10
 
 
-def test_what_a_prompt_takes_that_is_read_in_the_pass_of_a_draft_is_not_known():
-    decode, row = new_decode(), row_of([0, 1, 2])
-    decode.admit(row)
-    decode([row])
-    assert (decode.prompts.pieces, decode.prompts.measured) == (3, False)
-    decode([row])
-    assert decode.prompts == ReadPrompts()
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}])
 def test_distributions_are_the_drafters_whatever_became_of_the_draft_before(sampling: dict):
     decode, rows = (
@@ -114,37 +104,6 @@ def test_the_targets_state_is_part_of_the_recorded_distribution_and_fades_along_
             want_D = logits((*row.pieces, *draft.pieces[:place])) + 0.5**place * factor * term_D
             want_D[3] = -torch.inf
             torch.testing.assert_close(draft_probs_D, want_D.softmax(-1))
-
-
-def test_a_row_with_a_transform_of_its_own_is_drafted_by_that():
-    own = [None, SamplingParams(0.0), SamplingParams(0.7, 2, 0.9), None]
-    decode, rows = new_decode(), [row_of([0, 1], offset=offset) for offset in range(4)]
-    for row, sampling in zip(rows, own, strict=True):
-        row.sampling = sampling
-        decode.admit(row)
-    for _ in range(3):
-        for draft, sampling in zip(decode(rows), own, strict=True):
-            assert_distributions_are_the_drafters(draft.row, draft, sampling or SamplingParams(1.0))
-            draft.row.pieces += draft.pieces[:1]
-
-
-def test_a_long_draft_that_is_rejected_at_once_is_forgotten():
-    decode, row = new_decode(max_draft=64), row_of([0, 1])
-    decode.admit(row)
-    for piece in (2, 4):
-        (draft,) = decode([row])
-        assert len(draft.pieces) == 64
-        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
-        row.pieces.append(piece)
-
-
-def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():
-    """A token without pieces was emitted."""
-    decode, row = new_decode(max_draft=1), row_of([0, 1])
-    decode.admit(row)
-    for _ in range(2):
-        (draft,) = decode([row])
-        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
 
 
 def test_what_spells_no_target_token_is_never_drafted():
@@ -248,23 +207,6 @@ def test_a_draft_ends_before_the_place_where_the_distribution_is_not_finite():
     assert_distributions_are_the_drafters(row, after, SamplingParams(1.0))
 
 
-def test_the_user_is_warned_once_and_how_often_at_the_end(caplog):
-    caplog.set_level(logging.WARNING, "omnidraft")
-    rows = [row_of([0, 1], offset=0), row_of([2, 2], offset=1)]
-    only(decode := broken_decode(math.nan, {(0, 1), (2, 2)}), rows)
-    decode(rows)
-    assert [record.message[:37] for record in caplog.records] == ["the drafter's logits must be finite, "[:37]]
-    decode.report()
-    assert caplog.records[-1].message.startswith("4 drafts ended early")
-
-
-def test_nothing_is_reported_of_a_drafter_that_is_well(caplog):
-    caplog.set_level(logging.WARNING, "omnidraft")
-    only(decode := new_decode(), [row_of([0, 1])])
-    decode.report()
-    assert (decode.unusable, caplog.records) == (0, [])
-
-
 def test_a_skipped_row_draws_nothing():
     def drafts_with(remaining_of_other: int) -> tuple[Draft, float]:
         decode = new_decode()
@@ -326,7 +268,6 @@ def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
 
 # A target pass costs 9 + tokens, a drafter pass 1.
 COSTS = Costs(target=((1, 10.0), (11, 20.0)), drafter=((1, 1.0),))
-FREE = Costs(target=((1, 10.0), (11, 10.0)), drafter=((1, 1.0),))
 
 
 def decode_with_estimates(*estimates: float, costs: Costs | None = COSTS, **settings) -> Decode:
@@ -368,24 +309,11 @@ def test_a_hopeless_greedy_piece_is_drawn_but_not_verified(estimates: tuple[floa
     assert (draft.entropies, draft.survival) == (whole.entropies[:kept], whole.survival[:kept])
 
 
-def test_a_piece_whose_verification_costs_nothing_is_verified():
-    (draft,) = only(decode_with_estimates(0.001, costs=FREE), [row_not_explored()])
-    assert len(draft.pieces) == 4
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
 def test_a_piece_that_was_drawn_at_random_is_never_dropped(sampling: dict):
     """A draft that ended where an unlikely piece was drawn would change the distribution of the text."""
     (draft,) = only(decode_with_estimates(0.001, 0.001, **sampling), [row_not_explored()])
     assert len(draft.pieces) == 4
-
-
-def test_of_a_mixed_batch_the_greedy_rows_drop():
-    rows = [row_not_explored(offset=offset) for offset in range(3)]
-    rows[1].sampling = SamplingParams(1.0)
-    drafts = only(decode_with_estimates(0.001), rows)
-    assert [len(draft.pieces) for draft in drafts] == [0, 4, 0]
-    assert_distributions_are_the_drafters(rows[1], drafts[1], SamplingParams(1.0))
 
 
 def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels():
@@ -396,21 +324,6 @@ def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels
         lengths.append(len(decode([row])[0].pieces))
         row.block += 1
     assert lengths == [0 if (5 + block) % EVERY_HOPELESS else 4 for block in range(2 * EVERY_HOPELESS)]
-
-
-def test_hopeless_pieces_are_kept_where_their_labels_are_needed():
-    decode, row = decode_with_estimates(0.001), row_not_explored()
-    decode.admit(row)
-    assert [len(decode([row], whole=whole)[0].pieces) for whole in (False, True, False)] == [0, 4, 0]
-
-
-def test_what_was_drafted_and_rejected_is_no_longer_counted_as_read():
-    decode, row = new_decode(), row_of([0, 1])
-    decode.admit(row)
-    for piece in (2, 4, 2, 2, 0):
-        decode([row])
-        row.pieces.append(piece)
-        assert decode._read[row] == decode.model.tokens_read(row)
 
 
 @pytest.mark.parametrize(("length", "drafted"), [(6, 4), (7, 0)])

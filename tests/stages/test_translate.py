@@ -14,7 +14,6 @@ from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Trie
 from stages.translate import Translate
 from stages.verification.parsing import parse, parse_longest
-from store.events import Translation
 
 Spelling = tuple[tuple[int, ...], ...]
 drafts = st.lists(st.integers(0, 3), max_size=9).map(tuple)
@@ -96,13 +95,6 @@ def test_every_piece_of_a_translated_token_is_tested_by_the_distribution_it_was_
         assert drawn == list(range(proposed.start, proposed.stop))
 
 
-def test_what_a_token_came_from_has_a_name():
-    found = parse(trie_of(((0,), (1, 2), (1, 2, 3))), (0, 1, 2, 0, 3))
-    assert [token.translation for token in found] == [
-        Translation.DIRECT, Translation.NGRAM, Translation.DIRECT, Translation.NONE,
-    ]  # fmt: skip
-
-
 def translate_of(spelling: Sequence[tuple[int, ...] | None], *, longest: bool = False) -> tuple[Translate, NgramCache]:
     trie = Trie(len(spelling), 4)
     trie.insert_all((pieces, token) for token, pieces in enumerate(spelling) if pieces and len(pieces) == 1)
@@ -129,17 +121,6 @@ def test_an_ngram_can_be_drafted_once_it_was_emitted():
     assert translate.cache_version == cache.version == 1
 
 
-def test_only_tokens_of_several_pieces_are_remembered():
-    translate, cache = translate_of(NESTED)
-    translate.observe(emit(0, 1, 3, len(NESTED) + 7))  # direct, direct, without pieces, beyond the tokenizer
-    assert cache.entries() == []
-    translate.observe(emit(5, 5, 4))
-    assert [(entry.pieces, entry.token, entry.count) for entry in cache.entries()] == [
-        ((1, 1), 5, 2),
-        ((0, 1, 2), 4, 1),
-    ]
-
-
 @pytest.mark.parametrize(("longest", "proposed"), [(False, [2, None]), (True, [2, 3, 2])])
 def test_the_papers_way_backs_up_to_the_longest_token_where_ours_ends_at_the_gap(longest: bool, proposed: list):
     """(0, 1, 2, 2) is active, (0, 1, 2) is not: after it the walk is in a gap."""
@@ -155,8 +136,3 @@ def test_an_untranslatable_piece_ends_the_proposal():
     proposal = translate([draft((0, 2, 0))])[0]
     assert [token.token for token in proposal.tokens] == [0, None]
     assert proposal.verifiable == (0,)
-
-
-def test_a_draft_without_pieces_proposes_nothing():
-    translate, _ = translate_of(NESTED)
-    assert translate([draft(())])[0].tokens == ()

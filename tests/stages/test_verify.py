@@ -31,7 +31,6 @@ from store.events import Origin, Outcome
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (3,))
 DIRECT = ((0,), (1,), None, (2,), None, (3,))  # without the n-gram
 END = 5
-BRANCH = OffPolicySpan(0, (1,), ())
 CONTEXT = tuple(pieces or () for pieces in SPELLING)
 
 
@@ -116,12 +115,6 @@ def test_the_remaining_tokens_are_never_exceeded():
     assert (verdict.judged, verdict.accepted) == (2, 2)
 
 
-def test_an_end_at_the_last_remaining_token_is_a_stop():
-    row = row_of([4], remaining_tokens=1)
-    verify_block(row, ())
-    assert row.finish == "stop"
-
-
 LETTERS = dict(enumerate([b"a", b"b", b"c", b"d", b"e"]))  # the end is no text
 
 
@@ -152,24 +145,6 @@ def test_a_stop_string_may_begin_in_an_earlier_block_but_not_in_the_prompt():
     assert (row.tokens, finishes) == ([0, 1, 2, 3], ["", "", "stop"])
 
 
-def test_a_correction_may_complete_a_stop_string():
-    verdict, _ = verify_block(row := stopping_row([0], "b"), (2, 1, 0))
-    assert [outcome for outcome, *_ in outcomes(verdict)] == ["rejected"], "what was not judged never happened"
-    assert (verdict.emitted, row.finish) == ((1,), "stop")
-
-
-def test_a_stop_string_at_the_last_remaining_token_is_a_stop():
-    verify_block(row := stopping_row([0], "bc", remaining_tokens=2), (1, 0, 1))
-    assert (row.tokens, row.remaining_tokens, row.finish) == ([0, 1, 2], 0, "stop")
-
-
-def test_a_stop_string_after_the_last_remaining_token_or_the_end_is_ignored():
-    verify_block(row := stopping_row([0], "cd", remaining_tokens=2), (1, 0, 1, 2))
-    assert (row.tokens, row.finish, row.stop_strings.complete) == ([0, 1, 2], "length", False)
-    verify_block(row := stopping_row([4], "a"), (3, 0))
-    assert (row.tokens, row.finish, row.stop_strings.complete) == ([4, END], "stop", False)
-
-
 def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
     model, projected = TableModel(counts_up, 8), []
 
@@ -192,16 +167,6 @@ def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
     torch.testing.assert_close(projected[0], torch.stack(states_NW))
 
 
-def test_a_private_row_has_no_soft_targets():
-    def teach(batch, outcomes, logits_NV, starts):
-        return [Supervision(("soft",), BRANCH)]
-
-    row = row_of([0])
-    row.private = True
-    verdict, _ = verify_block(row, (1, 0, 1), teach=teach)
-    assert (verdict.emitted, verdict.soft_targets, verdict.branch) == ((1, 2, 3), (), None)
-
-
 def entropy_of(logits_V: Tensor) -> float:
     return float(torch.special.entr(logits_V[:6].double().softmax(-1)).sum())
 
@@ -222,47 +187,11 @@ def test_pieces_that_name_no_token_are_rejected_without_a_probability():
     assert (proposed, emitted) == (None, pytest.approx(float(torch.tensor([0.0, 5, 0, 0, 0, 0]).softmax(-1)[1])))
 
 
-def test_nothing_is_computed_for_private_rows_which_are_not_recorded():
-    row = row_of([0])
-    row.private = True
-    verdict, _ = verify_block(row, (2, 1, 0))
-    assert (verdict.decisions[0].outcome, verdict.raw) == (Outcome.REJECTED, {})
-
-
-def test_soft_target_is_made_before_the_row_grows():
-    seen = []
-
-    def teach(batch, outcomes, logits_NV, starts):
-        emitted = [tuple(decision.emitted for decision in decisions) for decisions in outcomes]
-        seen.append((len(batch[0].draft.row.tokens), emitted, tuple(logits_NV.shape), starts))
-        return [Supervision(("soft",), BRANCH)]
-
-    verdict, _ = verify_block(row_of([0]), (1, 0, 1), teach=teach)
-    assert seen == [(1, [(1, 2, 3)], (3, 8), [0])]
-    assert (verdict.soft_targets, verdict.branch) == (("soft",), BRANCH)
-
-
 @pytest.mark.parametrize(
     ("uniform", "passed"), [(0.0, 3), (0.0999, 3), (0.1, 2), (0.2, 1), (0.4999, 1), (0.5, 0), (0.999, 0)]
 )
 def test_one_number_passes_as_many_levels_as_the_products_allow(uniform: float, passed: int):
     assert passed_levels(((0.5, 0.5, 0.5), (0.25, 0.2, 0.25)), uniform) == passed  # products 0.5, 0.2, 0.1
-
-
-def test_a_level_that_the_target_likes_better_than_the_drafter_is_always_passed():
-    assert passed_levels(((0.2, 0.5), (0.9, 0.6)), 1 - 2**-24) == 2
-
-
-def test_a_level_that_is_impossible_is_never_passed():
-    assert passed_levels(((0.2,), (0.0,)), 0.0) == 0
-
-
-@pytest.mark.parametrize("drafter", [math.nan, math.inf, 0.0])
-@pytest.mark.parametrize("target", [0.0, 0.5, 1.0])
-def test_a_level_that_the_drafter_cannot_have_drawn_from_is_never_passed(drafter: float, target: float):
-    assert passed_levels(((drafter,), (target,)), 0.0) == 0
-    assert passed_levels(((0.5, drafter), (0.5, target)), 0.0) == 1
-    assert _outcome_distribution(((0.5, drafter, 0.5), (0.25, target, 0.5))) == [0.0, 0.0, 0.5, 0.5]
 
 
 def test_a_level_that_the_target_has_no_number_for_is_never_passed():
@@ -288,32 +217,6 @@ def test_a_target_that_is_not_finite_is_an_error_and_emits_nothing(wrong: float,
     with pytest.raises(ModelError, match=r"logits must be finite, got NaN or infinity for prompt prompt:4 after 1 "):
         verify_block(row, pieces, logits=logits)
     assert row.tokens == [0]
-
-
-def test_the_error_names_the_row_whose_target_is_not_finite():
-    def logits(history: tuple[int, ...]) -> Tensor:
-        return counts_up(history) if history[0] == 0 else torch.full((8,), math.nan)
-
-    rows = [row_of([0], offset=0), row_of([0, 1], offset=1), row_of([2, 3], offset=2)]
-    verify = Verify(TableModel(logits, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
-    for row in rows:
-        verify.admit(row)
-    with pytest.raises(ModelError, match="prompt:2 after 2 tokens"):
-        verify([Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ()) for row in rows])
-
-
-def test_ids_that_are_never_emitted_may_be_anything():
-    def logits(history: tuple[int, ...]) -> Tensor:
-        return counts_up(history).index_fill(0, torch.tensor([6, 7]), math.nan)
-
-    assert verify_block(row_of([0]), (1,), logits=logits)[0].emitted == (1, 2)
-
-
-def test_decisions_that_emit_nothing_do_not_use_up_the_remaining_tokens():
-    verdict, _ = verify_block(row_of([0], remaining_tokens=1), (2, 1, 0))
-    assert [decision.emitted for decision in verdict.decisions] == [1]
-    whole, _ = verify_block(row_of([0]), (2, 1, 0))
-    assert truncate(whole.decisions, 2, ()) == whole.decisions
 
 
 def test_nothing_is_computed_for_rows_that_give_no_example():
@@ -516,16 +419,6 @@ def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
     assert seen == [([1, 2, 3, 1, 1, 2, 1, 2, 3], [0, 3, 4])]
 
 
-def test_a_private_row_s_tree_has_no_soft_targets():
-    def teach(batch, outcomes, logits_NV, starts):
-        return [Supervision(("soft",), BRANCH)]
-
-    row = row_of([0])
-    row.private = True
-    verdict, _ = verify_tree(row, {1: {}, 2: {}}, teach=teach)
-    assert (verdict.emitted, verdict.soft_targets, verdict.branch) == ((1, 2), (), None)
-
-
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_target_that_is_not_finite_at_a_candidate_is_an_error(wrong: float):
     def logits(history: tuple[int, ...]) -> Tensor:
@@ -548,18 +441,6 @@ def test_candidates_of_a_place_lie_end_to_end(weights: list[float], number: int)
     else:
         assert edges[chosen] <= uniform < edges[chosen + 1]
         assert chances[chosen] > 0
-
-
-def test_candidates_that_have_all_mass_but_for_rounding_still_emit_a_token():
-    """The numbers of a float32 may add up to a little less than one."""
-    probs_MV = torch.tensor([[1 - 2**-23, 0.0, 0.0], [0.0, 0.0, 1.0]])
-
-    class Last(RandomSource):
-        def uniform(self, distribution: Tensor) -> float:
-            return 1 - 2**-24
-
-    first, *_ = decide_tree(make_tree({0: {}}), RowDistributions(probs_MV), Last())
-    assert (first.outcome, first.emitted) == (Outcome.REJECTED, 0)
 
 
 def test_lines_and_paths_of_decisions():

@@ -1,7 +1,6 @@
 """Memory of tries and caches, measured object by object; and vocabularies to fill them with."""
 
 from functools import cache
-from random import Random
 from sys import getsizeof
 
 import pytest
@@ -43,20 +42,6 @@ def records_bytes(trie: Trie, policy: str) -> int:
         return total + sum(map(own_bytes, counts))
     rings = {count: Record((), count) for count in counts}
     return total + getsizeof(rings) - getsizeof({}) + sum(getsizeof(end) + own_bytes(n) for n, end in rings.items())
-
-
-def synthetic_spelling(direct: int, ngrams: int, seed: int = 0) -> Spelling:
-    """A vocabulary that looks like a real one: common first pieces begin many n-grams, which share longer prefixes."""
-    random = Random(seed)
-    found = {(piece,) for piece in range(direct)}
-    known = sorted(found)
-    while len(found) < direct + ngrams:
-        begun = known[int(len(known) * random.random() ** 4)]
-        pieces = (*begun, random.randrange(direct))
-        if pieces not in found and len(pieces) < 7:
-            found.add(pieces)
-            known.append(pieces)
-    return tuple(known)
 
 
 def trie_of_direct_maps(spelling: Spelling, drafter_size: int) -> Trie:

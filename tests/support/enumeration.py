@@ -207,12 +207,6 @@ def _draft(world: World, row: SequenceState, remaining_tokens: int, rng: RandomS
     return Draft(row, pieces, draft_probs_KD, (), None, ())
 
 
-def _target_distributions(world: World, emitted: tuple[int, ...], proposed: tuple[int, ...]) -> Tensor:
-    return torch.stack(
-        [world.target_distribution((*emitted, *proposed[:length])) for length in range(len(proposed) + 1)]
-    )
-
-
 def _verifications(
     world: World, rule: Rule, emitted: tuple[int, ...], proposals: Sequence[Proposal], remaining_tokens: int
 ) -> Iterator[tuple[int, float, tuple[int, ...]]]:

@@ -1,6 +1,6 @@
 """Trees of target tokens as nested mappings: `{1: {3: {}}, 2: {}}` has 1, then 3 after it, or 2."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -25,14 +25,6 @@ def make_tree(branches: Branches, source: DraftSource = DraftSource.MEMORY) -> T
 
     add(branches, -1, 0)
     return TokenTree(tuple(candidates))
-
-
-def list_paths(tree: TokenTree) -> Iterator[tuple[int, ...]]:
-    """Per candidate the tokens from the text to itself."""
-    paths: list[tuple[int, ...]] = []
-    for candidate in tree.candidates:
-        paths.append((*(paths[candidate.parent] if candidate.parent >= 0 else ()), candidate.token))
-        yield paths[-1]
 
 
 def tree_draft(row: SequenceState, tree: TokenTree | None, drafter_size: int, dtype: torch.dtype) -> Draft:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from event_making import make_drifted, make_published, make_updated
-from stream_making import prompt, stream, write
+from stream_making import prompt, write
 
-from dashboards.web.queries import charts, versions
+from dashboards.web.queries import versions
 from store.query.log_reader import LogReader
 
 
@@ -46,18 +46,3 @@ def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: 
     assert [(row["run"], row["version"]) for row in found["versions"]] == last
     assert [(row["run"], row["offset"]) for row in found["drifts"]] == last
     assert found["total"] == 6
-
-
-def test_few_judged_ngrams_are_not_compared(tmp_path: Path):
-    with LogReader([write(tmp_path / "run", stream(10))]) as log:
-        (story,) = charts.read_ngrams(log)["story"]
-    assert story["sentences"][1] == "Only 10 n-grams were judged: too few to compare with other tokens."
-
-
-def test_sources_are_omitted_for_very_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with LogReader([write(tmp_path / "run", stream())]) as log:
-        assert len(charts.read_stream(log)["sources"]["run"]) == 12
-        monkeypatch.setattr(charts, "MOST_BLOCKS", 100)
-        found = charts.read_stream(log)
-    assert found["sources"]["run"] == []
-    assert found["whole"]["run"]

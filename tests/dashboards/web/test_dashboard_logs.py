@@ -4,12 +4,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stream_making import append, prompt, write
 
-from dashboards.web.logs import KEPT, MOST_WAITING, BusyError, Logs
+from dashboards.web.logs import MOST_WAITING, BusyError, Logs
 from store.errors import QueryError, RunError, UsageError
 from store.log.partitions import create_worker_partition
 from store.log.run_log import RunLog
@@ -67,31 +66,6 @@ def test_a_query_that_fails_because_parts_were_replaced_is_repeated(runs: Path):
 
         assert logs.read(["a"], query) == 2
     assert len(tries) == 2
-    logs.close()
-
-
-def test_a_query_that_fails_otherwise_is_not_repeated(runs: Path):
-    write(runs / "a", [prompt(0)])
-    logs, tries = Logs(None, runs), []
-
-    def query(reader: LogReader) -> Any:
-        tries.append(reader)
-        raise QueryError("no such column")
-
-    with pytest.raises(QueryError, match="no such column"):
-        logs.read([], query)
-    assert len(tries) == 1
-    logs.close()
-
-
-def test_a_limited_number_of_snapshots_stays_open(runs: Path):
-    logs, seen = Logs(None, runs), []
-    for number in range(KEPT + 1):
-        write(runs / str(number), [prompt(0)])
-        logs.read([str(number)], seen.append)
-    assert prompts(seen[-1]) == 1
-    with pytest.raises(QueryError):
-        prompts(seen[0])
     logs.close()
 
 

@@ -14,15 +14,11 @@ from typing import Any
 
 import pytest
 import warm_python
-from event_making import make_drifted, make_published
 from host_names import HOSTS
 from places import ROOT
 from serving_runs import Serve
-from stream_making import append, prompt, stream, write
+from stream_making import append, stream, write
 
-from dashboards.serve import serve as start
-from dashboards.serve import url_of
-from store.errors import UsageError
 from store.log.run_log import RunLog
 
 
@@ -103,15 +99,6 @@ def test_the_name_of_a_dataset_cannot_inject_sql(address: str):
     assert json.loads(get(f"{address}/api/prompts?dataset={name}")[1])["prompts"] == []
 
 
-def test_at_most_eight_runs_are_shown(serve: Serve, tmp_path: Path):
-    for number in range(9):
-        write(tmp_path / "runs" / str(number), [])
-    address = serve(tmp_path / "runs")
-    names = "&".join(f"run={number}" for number in range(9))
-    assert "at most 8 runs" in get(f"{address}/api/stream?{names}")[1]
-    assert get(f"{address}/api/stream?{names[:-6]}")[0] == 200
-
-
 def test_rows_are_sent_again_only_after_a_commit(serve: Serve, tmp_path: Path):
     with RunLog(tmp_path / "runs" / "a") as log:
         append(log, stream(20), commit=True)
@@ -124,30 +111,10 @@ def test_rows_are_sent_again_only_after_a_commit(serve: Serve, tmp_path: Path):
     assert (status, json.loads(text)["totals"][0]["prompts"]) == (200, 30)
 
 
-def test_curves_have_at_most_a_thousand_points(serve: Serve, tmp_path: Path):
-    write(tmp_path / "runs" / "a", [prompt(offset) for offset in range(2500)])
-    found = json.loads(get(f"{serve(tmp_path / 'runs')}/api/stream?window=1")[1])
-    assert found["window"] == 3
-    assert len(found["whole"]["first"]) == 834
-
-
 def test_a_large_response_is_truncated_and_marked(address: str):
     query = "SELECT * FROM range(20000)"
     found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
     assert (len(found["rows"]), found["total"], found["more"]) == (1000, 10_000, True)
-
-
-def test_values_without_a_json_form_are_converted(address: str):
-    query = "SELECT 'nan'::DOUBLE, 9007199254740993, '\\xAA'::BLOB, 1.5, {'x': [DATE '2026-01-01']}"
-    found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
-    assert found["rows"][0] == [None, "9007199254740993", "aa", 1.5, {"x": ["2026-01-01"]}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("date", ["'infinity'::TIMESTAMP", "make_date(290000, 1, 1)", "'290000-01-01'::TIMESTAMP"])
-def test_dates_that_python_lacks_are_refused(address: str, date: str):
-    status, text, _ = get(f"{address}/api/sql", body={"runs": [], "query": f"SELECT {date}"})
-    assert (status, "dates must be within years 1 to 9999" in text) == (400, True), text
 
 
 def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
@@ -158,27 +125,6 @@ def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
     assert "must be the manifest of a log" in state["problem"]
     assert "cannot be read" in get(f"{address}/stream")[1]
     assert "must be the manifest of a log" in get(f"{address}/api/stream")[1]
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80/"),
-        ("::1", "http://[::1]:80/"),
-        ("localhost", "http://localhost:80/"),
-        ("0.0.0.0", "http://127.0.0.1:80/"),
-        ("192.168.1.7", "http://192.168.1.7:80/"),
-    ],
-)
-def test_the_url_of_the_pages(host: str, url: str):
-    assert url_of(host, 80) == url
-
-
-def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.delitem(sys.modules, "dashboards.web.app", raising=False)
-    with pytest.raises(UsageError, match="need plotly, which is not installed; install omnidraft again"):
-        start(None, tmp_path, "127.0.0.1", 0)
 
 
 @contextmanager
@@ -216,36 +162,3 @@ def test_an_address_other_than_loopback_gives_a_warning(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=30)
     assert "warning: listening on 0.0.0.0: anyone who can reach this machine can read all prompts" in errors
-
-
-def test_an_empty_host_is_refused(tmp_path: Path):
-    with start_command("--runs", str(tmp_path), "--port", "0", "--host", "") as command:
-        _, errors = command.communicate(timeout=30)
-    assert command.returncode == 2
-    assert "omnidraft: --host must be an address of this machine, got none" in errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["--run", "--runs"])
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, where: str):
-    with start_command(where, str(tmp_path / "none"), "--port", "0") as command:
-        _, errors = command.communicate(timeout=30)
-    assert command.returncode == 2
-    assert f"omnidraft: {where} must name an existing folder" in errors
-
-
-def test_many_marks_are_thinned_over_the_whole_stream(serve: Serve, tmp_path: Path):
-    events: list[Any] = [prompt(offset) for offset in range(1500)]
-    events += [make_drifted(offset=offset, action="ignored") for offset in range(0, 1500, 2)]
-    events += [make_published(offset=3 * number, version=number, cache_version=2 * number) for number in range(500)]
-    write(tmp_path / "runs" / "a", events)
-    address = serve(tmp_path / "runs")
-    found = json.loads(get(f"{address}/api/stream")[1])
-    for kind, total in (("drifts", 750), ("versions", 500)):
-        offsets = [mark["offset"] for mark in found["marks"][kind]]
-        assert 300 < len(offsets) <= 400
-        assert (max(offsets) > 1490, min(offsets), found["marks"][kind][0]["total"]) == (True, 0, total)
-    assert found["answered"] == [{"run": "a", "detected": 750, "answered": 0}]
-    sizes = json.loads(get(f"{address}/api/ngrams")[1])
-    assert len(sizes["sizes"]) == 100
-    assert (sum(row["inserted"] for row in sizes["sizes"]), sizes["changes"][0]["evicted"]) == (499, 499)

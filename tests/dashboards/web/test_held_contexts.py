@@ -9,7 +9,6 @@ import pytest
 from event_making import make_published
 from stream_making import decision, prompt, write
 
-from dashboards.web.held import contexts
 from dashboards.web.held.contexts import hash_contexts, list_held_contexts
 from stages.contract.snapshot import Snapshot
 from stages.drafting.costs import Costs
@@ -109,13 +108,3 @@ def test_a_checkpoint_is_read_before_a_version(run: Path):
     assert (row["texts"], row["file"]) == (7, "checkpoint/000001/tensors.safetensors")
     (run / "checkpoint/000001/state.json").write_text(json.dumps({"state": {}}))
     assert list_contexts(run)["held"][0]["file"] == "versions/000000/memory.safetensors"
-
-
-def test_a_damaged_memory_is_skipped(run: Path):
-    (run / "versions/000000/memory.safetensors").write_bytes(b"no tensors")
-    assert list_contexts(run) == {"entries": [], "total": 0, "held": []}
-
-
-def test_a_large_memory_lists_its_most_frequent_contexts(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(contexts, "MOST_CONTEXTS", 2)
-    assert [entry["seen"] for entry in list_contexts(run)["entries"]] == [3, 3]

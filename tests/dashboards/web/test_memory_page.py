@@ -12,7 +12,6 @@ from tokenizers.models import WordLevel
 from tree_making import NODES, make_tree
 
 from dashboards.web.held.ngrams import add_spelling, list_held
-from dashboards.web.queries import memory
 from dashboards.web.queries.memory import list_accepted, read_memory
 from store.errors import UsageError
 from store.events import DraftSource, Event
@@ -69,21 +68,6 @@ def test_sources_and_lengths_have_rates(tmp_path: Path):
         "50% of 16 accepted tokens came from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
         "the own text (3.0 tokens of context matched)."
     ]
-
-
-def test_the_newest_prompts_of_each_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "MOST_PROMPTS", 2)
-    late = [prompt(100), *make_tree(NODES, [0.4, 0.6], offset=100)]
-    with LogReader([write(tmp_path / "short", make_copied()), write(tmp_path / "long", late)]) as log:
-        found = read_memory(log)
-    counts = [(row["run"], row["source"], row["judged"]) for row in found["sources"]]
-    assert counts == [("long", "memory", 4), ("short", "lookup", 4), ("short", "memory", 4), ("short", "model", 4)]
-
-
-def test_without_texts_entries_are_ids(tmp_path: Path):
-    tree = make_tree(NODES, [0.4, 0.6], offset=0, proposed_bytes=None)
-    with LogReader([write(tmp_path / "run", [*tree, prompt(0)])]) as log:
-        assert {row["token"] for row in list_accepted(log)["entries"]} == {"#5", "#7"}
 
 
 def held_run(folder: Path) -> Path:

@@ -2,11 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from event_making import make_completed
-from serving_runs import Serve
 from stream_making import append, stream, write
 
 from dashboards.web import overview
@@ -77,77 +75,8 @@ def test_the_newest_run_with_a_prompt_is_the_default(runs: Path):
     assert default_runs([state for state in logs.states() if state.name == "empty"]) == ["empty"]
 
 
-def test_a_log_is_read_again_only_after_a_commit(runs: Path, monkeypatch: pytest.MonkeyPatch):
-    table = overview.Overview(Logs(None, runs))
-    first = table.list_runs()
-    monkeypatch.setattr(overview, "LogReader", None)
-    assert table.list_runs() == first
-    os.utime(runs / "plain" / "log" / "manifest.json")
-    with pytest.raises(TypeError):
-        table.list_runs()
-
-
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
     (runs / "plain" / "log" / "manifest.json").write_text("{")
     rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
     assert "manifest.json" in rows["plain"]["problem"]
     assert rows["stopped"]["judged"] == 80
-
-
-@pytest.mark.slow
-def test_the_start_page_links_to_each_run(serve: Serve, runs: Path, page: Any):
-    address = serve(runs)
-    page.goto(address)
-    page.wait_for_selector("#runs tbody tr")
-    shown = page.eval_on_selector_all("#runs tbody tr", "rows => rows.map(row => [...row.cells].map(c => c.innerText))")
-    assert [row[:2] for row in shown] == [
-        ["empty", "empty"], ["stopped", "stopped"], ["plain", "finished"], ["20261121-114049", "finished"],
-    ]  # fmt: skip
-    assert shown[3][5:8] == ["–", "60", "0.375 0.32–0.44 of 240"]
-    assert shown[2][7] == "nothing judged"
-    assert page.locator("#compare").is_disabled()
-    page.check("[value=plain]")
-    page.check("[value=stopped]")
-    page.click("#compare")
-    page.wait_for_url("**/stream?run=stopped&run=plain")
-    page.goto(address)
-    page.click("#runs a >> text=20261121-114049")
-    page.wait_for_url("**/stream?run=20261121-114049")
-
-
-@pytest.mark.slow
-def test_a_click_on_a_title_sorts_the_runs(serve: Serve, runs: Path, page: Any):
-    page.goto(serve(runs))
-    page.wait_for_selector("#runs tbody tr")
-
-    def names() -> list[str]:
-        return [text.strip() for text in page.locator("#runs tbody td:first-child").all_inner_texts()]
-
-    own = ["empty", "stopped", "plain", "20261121-114049"]
-    assert names() == own
-    page.check("[value=plain]")
-    for expected, order in (
-        (["20261121-114049", "stopped", "plain", "empty"], "descending"),
-        (["empty", "plain", "stopped", "20261121-114049"], "ascending"),
-        (own, None),
-    ):
-        page.click("#runs th >> text=prompts")
-        assert names() == expected
-        assert page.locator("#runs th", has_text="prompts").get_attribute("aria-sort") == order
-    assert page.evaluate("document.activeElement.innerText") == "prompts", "the keyboard focus does not move"
-    assert page.is_checked("[value=plain]")
-    page.click("#runs th >> text=acceptance")
-    assert names()[:2] == ["stopped", "20261121-114049"], "runs without a rate come last"
-
-
-@pytest.mark.slow
-def test_pages_without_a_run_and_with_an_unknown_run(serve: Serve, runs: Path, page: Any):
-    address = serve(runs)
-    page.goto(f"{address}/sql")
-    assert page.inner_text(".runs summary") == "run stopped"
-    page.goto(f"{address}/sql?run=nothing")
-    assert page.inner_text(".notice") == "There is no run nothing here. This is stopped."
-    page.goto(f"{address}/nothing")
-    page.click("main a")
-    page.wait_for_selector("#runs tbody tr")
-    page.console_lines.clear()  # the browser's own line about the status

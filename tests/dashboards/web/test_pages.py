@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from event_making import make_drifted, make_published
 from serving_runs import Serve, serve_dashboards
-from stream_making import HOSTILE, append, block_of_every_kind, decision, prompt, stream, write
+from stream_making import HOSTILE, append, block_of_every_kind, prompt, stream, write
 from tree_making import NODES, make_tree
 
 from store.events import PromptCompleted, TokenDecision
@@ -47,10 +46,6 @@ READY = {
     "versions": "#all table",
     "sql": "#query",
 }
-
-
-def has_target(event: Any) -> bool:
-    return hasattr(event, "target")
 
 
 def wait_until(page: Any, expression: str) -> None:
@@ -107,46 +102,6 @@ def test_the_stream_page_has_cards_curves_and_marks(address: str, page: Any):
     assert texts(page, "#state") == ["finished"]
 
 
-def test_a_gap_of_the_acceptance_curve_has_a_dotted_line(serve: Serve, tmp_path: Path, page: Any):
-    judged = [2] * 10 + [0] * 15 + [2] * 5
-    write(
-        tmp_path / "runs" / "gap", [prompt(offset, judged=count, accepted=count) for offset, count in enumerate(judged)]
-    )
-    page.goto(f"{serve(tmp_path / 'runs')}/stream")
-    page.wait_for_selector("#chart .scatterlayer .trace", state="attached")
-    curves = (
-        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y').map(trace => [trace.x, trace.y])"
-    )
-    assert page.evaluate(curves) == [
-        [[7, 27, None], [1, 1, None]],
-        [[2, 7, 12, 17, 22, 27], [1, 1, None, None, None, 1]],
-    ]
-
-
-@pytest.mark.slow
-def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
-    page.goto(f"{address}/stream?run=learned")
-    page.wait_for_selector("#chart .scatterlayer .trace")
-    traces = page.evaluate(
-        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y5')"
-        ".map(trace => [trace.name, trace.line.dash, trace.line.color, trace.y])"
-    )
-    assert [name for name, *_ in traces] == ["model", "own text", "memory"]
-    assert [values for *_, values in traces] == [[1.0] * 12, [0.5] * 12, [0.0] * 12]
-    assert len({dash for _, dash, *_ in traces}) == len({color for *_, color, _ in traces}) == 3
-    page.click("text=The curves as a table")
-    assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("1.00", "0.50", "0.00")}
-    page.select_option("[name=split]", "dataset")
-    wait_until(page, "document.querySelector('details > .scroll').textContent.includes('docs')")
-    assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("–", "–", "–")}
-    looks = page.evaluate(
-        "document.getElementById('chart').data.filter(trace => ['y', 'y2', 'y3'].includes(trace.yaxis))"
-        ".map(trace => [trace.yaxis, trace.name, trace.line.dash, trace.line.color])"
-    )
-    assert [look[:3] for look in looks if look[0] == "y2"] == [["y2", "docs", "solid"], ["y2", "code", "dash"]]
-    assert len({color for *_, color in looks}) == 1, "the colour is that of the run, as on all pages"
-
-
 @pytest.mark.slow
 def test_several_runs_share_one_chart(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned&run=baseline")
@@ -158,21 +113,6 @@ def test_several_runs_share_one_chart(address: str, page: Any):
     assert [look[0] for look in looks] == ["learned", "baseline"]
     assert all(one != other for one, other in zip(looks[0], looks[1], strict=True))
     assert texts(page, "#totals .name") == ["learned", "baseline"]
-
-
-@pytest.mark.slow
-def test_a_curve_per_dataset_and_other_windows(address: str, page: Any):
-    page.goto(f"{address}/stream?run=learned")
-    page.wait_for_selector("#chart .scatterlayer .trace")
-    page.select_option("[name=split]", "dataset")
-    page.select_option("[name=window]", "20")
-    wait_until(page, "document.getElementById('window').textContent.startsWith('20 prompts per point')")
-    page.click("text=The curves as a table")
-    rows = table(page, "#curve-values")
-    assert [row[1:4] for row in rows] == [
-        ["code", "30–39", "0.250 0.14–0.40 of 40"], ["code", "40–59", "0.250 0.17–0.35 of 80"],
-        ["docs", "0–19", "0.500 0.39–0.61 of 80"], ["docs", "20–29", "0.500 0.35–0.65 of 40"],
-    ]  # fmt: skip
 
 
 def test_the_text_page_distinguishes_tokens_and_explains_them(address: str, page: Any):
@@ -196,19 +136,6 @@ def test_the_text_page_distinguishes_tokens_and_explains_them(address: str, page
     assert "level 1: probability 0.5 by the drafter, 0.5 by the target" in detail
     assert "accepted with probability 0.8; the draw was 0.25" in detail
     assert "head's estimate of survival to here 0.75" in detail
-
-
-def test_tokens_are_reached_by_the_keyboard(address: str, page: Any):
-    page.goto(f"{address}/text?run=learned&offset=3")
-    page.wait_for_selector(".tokens .t")
-    page.focus(".tokens")
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
-    assert page.inner_text("#detail").startswith("Rejected")
-    page.keyboard.press("End")
-    assert page.inner_text("#detail").startswith("Bonus")
-    page.keyboard.press("Escape")
-    assert page.locator("#detail").is_hidden()
 
 
 def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, tmp_path: Path, page: Any):
@@ -268,28 +195,6 @@ def test_hostile_text_is_shown_as_text(serve: Serve, tmp_path: Path, page: Any):
     assert len(page.inner_text(".prompt")) < 25_000
     assert page.evaluate("typeof window.hacked") == "undefined"
     assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
-
-
-def test_characters_that_are_spread_over_tokens_are_joined(serve: Serve, tmp_path: Path, page: Any):
-    parts = [b"\xf0\x9f", b"\x98\x80", b"\xff", b" \xd8\xb4"]
-    tokens = [decision(0, index, emitted_bytes=part) for index, part in enumerate(parts)]
-    write(tmp_path / "runs" / "a", [*tokens, prompt(0)])
-    page.goto(f"{serve(tmp_path / 'runs')}/text")
-    page.wait_for_selector(".tokens .t")
-    assert page.eval_on_selector_all(".tokens .t", "found => found.map(token => token.textContent)") == [
-        "…", "\U0001f600", "\ufffd", " \u0634",
-    ]  # fmt: skip
-    page.hover(".tokens .t >> nth=0")
-    assert "bytes f0 9f" in page.inner_text("#detail")
-
-
-def test_without_texts_tokens_are_ids(serve: Serve, tmp_path: Path, page: Any):
-    tokens = [replace(token, proposed_bytes=None, emitted_bytes=None) for token in block_of_every_kind(0)]
-    write(tmp_path / "runs" / "a", [*tokens, prompt(0, prompt_text="", completion_text="")])
-    page.goto(f"{serve(tmp_path / 'runs')}/text")
-    page.wait_for_selector(".tokens .t")
-    assert page.inner_text(".tokens").split() == ["#70", "#80", "#70", "#71", "#70", "#72"]
-    assert "keeps no text" in page.inner_text("#completion")
 
 
 @pytest.mark.slow
@@ -365,67 +270,6 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
 
 
 @pytest.mark.slow
-def test_the_result_belongs_to_the_query_in_the_address(address: str, page: Any):
-    query = 'SELECT max("offset") AS last, [1, 2] AS list FROM prompts'
-    page.goto(f"{address}/sql?{urlencode({'run': 'learned', 'query': query})}")
-    assert table(page, "#rows") == [["59", "[1,2]"]]
-    for kind, beginning in (("json", b'[{"last": 59, "list": [1, 2]}]'), ("parquet", b"PAR1")):
-        with page.expect_download() as download:
-            page.click(f"#{kind}")
-        assert download.value.suggested_filename == f"rows.{kind}"
-        assert Path(download.value.path()).read_bytes().startswith(beginning)
-    page.fill("#query", "SELECT nothing FROM prompts")
-    page.click("#go")
-    page.wait_for_selector("#query-problem:not([hidden])")
-    assert page.locator("#rows table").count() == 0, "the result of the former query is removed"
-    assert page.locator("#parquet").is_disabled()
-    assert "query=SELECT+nothing" in page.url
-    page.console_lines.clear()  # the browser's own line about the refusal
-
-
-@pytest.mark.slow
-def test_prompts_and_rejections_can_be_searched(serve: Serve, tmp_path: Path, page: Any):
-    events: list[Any] = [prompt(offset, prompt_text=f"Text {offset % 7}'%") for offset in range(30)]
-    write(tmp_path / "runs" / "a", [*events, *block_of_every_kind(12), *block_of_every_kind(25)])
-    page.goto(f"{serve(tmp_path / 'runs')}/text?offset=3")
-    page.fill("[name=search]", "TEXT 5'%")
-    wait_until(page, "document.querySelectorAll('#prompts li').length === 4")
-    assert texts(page, "#prompts b") == ["#5", "#12", "#19", "#26"]
-    for offset in (12, 25):
-        page.click("#next-rejection")
-        wait_until(page, f"document.querySelector('#completion h2').textContent.startsWith('Prompt {offset} ')")
-        page.wait_for_selector("#detail:has-text('Rejected')")
-    page.keyboard.press("n")
-    page.wait_for_selector("#where:has-text('No prompt after this one')")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("COPY (SELECT 1) TO 'dashboard-test.csv'", "a query must be one SELECT"),
-        ("SELECT * FROM read_text('/etc/passwd')", "a query must be one SELECT"),
-        ("ATTACH 'x.db'", "a query must be one SELECT"),
-        ("SELECT nothing FROM prompts", "nothing"),
-        ("", "a query must be"),
-    ],
-)
-def test_a_refused_query_shows_the_reason(address: str, page: Any, query: str, message: str):
-    page.goto(f"{address}/sql?run=learned")
-    page.fill("#query", query)
-    page.click("#go")
-    page.wait_for_selector("#query-problem:not([hidden])")
-    shown = page.inner_text("#query-problem")
-    assert message in shown
-    assert "Traceback" not in shown
-    assert page.locator("#rows table").count() == 0
-    assert page.locator("#csv").is_disabled()
-    assert not Path("dashboard-test.csv").exists()
-    assert all("400" in line for line in page.console_lines), "only the browser's own line about the refusal"
-    page.console_lines.clear()
-
-
-@pytest.mark.slow
 def test_a_page_follows_a_run_that_continues(serve: Serve, tmp_path: Path, page: Any):
     with RunLog(tmp_path / "runs" / "a") as log:
         append(log, stream(20), commit=True)
@@ -439,30 +283,6 @@ def test_a_page_follows_a_run_that_continues(serve: Serve, tmp_path: Path, page:
         assert "drift at 33" in page.inner_text("#events")
     wait_until(page, "document.getElementById('state').textContent === 'finished'")
     assert [url for url in page.urls if url.endswith("/stream")] == page.urls[:1], "the page was not loaded again"
-
-
-@pytest.mark.slow
-def test_a_page_sends_no_second_request_before_the_response(address: str, browser: Any):
-    held: list[Any] = []
-    requested: list[str] = []
-    page = browser.browser.new_page()  # a page with its own clock
-    page.on("request", lambda request: requested.append(request.url))
-    page.clock.install(time=0)
-
-    def hold(route: Any) -> None:  # not `held.append`: Playwright sets an attribute of the handler
-        held.append(route)
-
-    page.route("**/api/versions*", hold)
-    page.goto(f"{address}/versions?run=learned")
-    page.clock.pause_at(60_000)  # milliseconds
-    page.clock.run_for(20_000)
-    for _ in range(3):  # a queued request would be sent now
-        while held:
-            held.pop().continue_()
-        page.wait_for_timeout(200)
-    page.wait_for_selector("#all table")
-    page.close()
-    assert len([url for url in requested if "/api/versions" in url]) == 1
 
 
 @pytest.mark.slow
@@ -509,37 +329,6 @@ def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path,
     page.goto(f"{address}/stream?run=plain&run=empty")
     assert cards(page)["acceptance"] == "–"
     assert cards(page)["tokens / forward"] == "1.00"
-
-
-@pytest.mark.slow
-def test_several_targets_have_their_own_curves_and_caches(serve: Serve, tmp_path: Path, page: Any):
-    events = [replace(event, target="small") if has_target(event) and event.offset % 2 else event for event in stream()]
-    write(tmp_path / "runs" / "a", events)
-    address = serve(tmp_path / "runs")
-    page.goto(f"{address}/stream")
-    page.wait_for_selector("#chart .scatterlayer .trace")
-    page.select_option("[name=split]", "target")
-    curves = "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y')"
-    names = f"{curves}.map(trace => trace.name)"
-    wait_until(page, f"{names}.length === 2")
-    assert page.evaluate(names) == ["big", "small"]
-    page.goto(f"{address}/versions")
-    assert {row[-1] for row in table(page, "#all")} == {"big", "small"}
-
-
-@pytest.mark.slow
-def test_the_navigation_is_skipped_by_keyboard_and_runs_are_chosen(address: str, page: Any):
-    page.goto(f"{address}/stream?run=learned")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "To the content"
-    page.focus(".runs summary")
-    page.keyboard.press("Enter")
-    page.check("[name=run][value=baseline]")
-    page.click(".runs button")
-    page.wait_for_url("**/stream?run=*&run=*")
-    page.wait_for_selector("#totals .name")
-    assert texts(page, "#totals .name") == ["learned", "baseline"]
-    assert page.get_attribute("nav a >> nth=2", "href") == "/policies?run=learned&run=baseline"
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from serving_runs import Serve
-from stream_making import blocks, prompt, write
+from stream_making import prompt, write
 
-from dashboards.web.queries.policies import describe_speedups, read_policies
+from dashboards.web.queries.policies import read_policies
 from store.events import Action, BlockDone, Event
 from store.query.log_reader import LogReader
 
@@ -68,25 +68,6 @@ def test_the_fastest_policy_is_compared_with_the_run(tmp_path: Path):
 def test_an_unclear_result_is_reported(tmp_path: Path, prompts: int, slow: float, end: str):
     (story,) = read(tmp_path / "run", two_policies(prompts, slow))["story"]
     assert end in story["sentences"]
-
-
-def test_a_ratio_with_a_wide_interval_is_not_reported(tmp_path: Path):
-    """Three blocks without a draft, one of them four times as long."""
-    events = [event for offset in range(40) for event in make_drawn(offset, Action.COPIES, 4, 0.5)]
-    for offset, seconds in ((40, 1.0), (41, 1.0), (42, 4.0)):
-        events += make_drawn(offset, Action.NOTHING, 1, seconds)
-    with LogReader([write(tmp_path / "run", events)]) as log:
-        (story,) = read_policies(log)["story"]
-        assert list(describe_speedups(log).values()) == [
-            "Too few blocks without a draft were drawn at random to compare the speed with that of drafts."
-        ]
-    assert "Without drafts it would be 0.5 ± 0.4: too vague to compare." in story["sentences"]
-
-
-def test_a_run_that_drew_nothing_has_no_values(tmp_path: Path):
-    found = read(tmp_path / "run", [*blocks(0), prompt(0)])
-    assert found["policies"] == []
-    assert found["story"][0]["sentences"][0].startswith("No block drew its action at random")
 
 
 def test_the_page_has_a_chart_and_a_table(serve: Serve, tmp_path: Path, page: Any):

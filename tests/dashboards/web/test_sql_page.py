@@ -70,66 +70,6 @@ def test_words_numbers_and_brackets_are_distinguished(address: str, page: Any):
     assert text(page).endswith("-- all")
 
 
-@pytest.mark.slow
-def test_columns_of_the_query_s_views_come_first_and_reserved_ones_in_quotes(address: str, page: Any):
-    open_editor(page, address, "SELECT  FROM drifts d JOIN recalls USING (run)")
-    for _ in range(len(" FROM drifts d JOIN recalls USING (run)")):
-        page.keyboard.press("ArrowLeft")
-    page.keyboard.type("rate_b")
-    assert names(page)[0] == "rate_before"
-    page.keyboard.press("Tab")
-    page.keyboard.type(', d."of')
-    assert names(page)[0] == '"offset"'
-    page.keyboard.press("Tab")
-    assert text(page).startswith('SELECT rate_before, d."offset" FROM')
-    page.keyboard.type(", d.off")
-    assert names(page)[0] == "offset"
-    page.keyboard.press("Tab")
-    assert text(page).startswith('SELECT rate_before, d."offset", d."offset" FROM')
-    page.keyboard.type(", recalls.cand")
-    assert names(page)[0] == "candidates"
-
-
-@pytest.mark.slow
-def test_the_list_closes_and_tab_then_leaves_the_editor(address: str, page: Any):
-    open_editor(page, address, "SELECT coun")
-    page.keyboard.press("Control+Space")
-    assert "COUNT" in names(page)
-    page.keyboard.press("Escape")
-    assert page.locator(".cm-tooltip-autocomplete").count() == 0
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "go"
-    assert text(page) == "SELECT coun"
-
-
-@pytest.mark.slow
-def test_a_name_is_chosen_by_a_click_on_a_phone(address: str, page: Any):
-    page.set_viewport_size({"width": 390, "height": 844})
-    open_editor(page, address, "SELECT dataset, count(*) AS prompts, sum(accepted) / sum(judged) AS acceptance, sum(")
-    page.keyboard.type("emi")
-    names(page)
-    box = page.locator(".cm-tooltip-autocomplete").bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 390
-    page.click(".cm-tooltip-autocomplete li >> nth=0")
-    assert "sum(emitted" in text(page)
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
-@pytest.mark.slow
-def test_enter_starts_a_line_and_runs_nothing_while_names_are_offered(address: str, page: Any):
-    open_editor(page, address, "")
-    page.keyboard.type("FROM prom")
-    names(page)
-    page.keyboard.press("Enter")
-    page.keyboard.type("SELECT")
-    assert text(page) == "FROM prom\nSELECT"
-    page.fill("#query", "FROM prompts SELECT dataset LIMIT 1")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector("#rows tbody tr")
-    assert page.inner_text("#rows tbody").strip() == "docs"
-
-
 def test_a_recipe_is_a_button_and_its_rows_are_plotted(address: str, page: Any):
     page.goto(f"{address}/sql")
     page.click(".recipes button:text-is('by-position')")

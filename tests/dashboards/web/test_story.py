@@ -7,7 +7,7 @@ import pytest
 from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
-from dashboards.web.queries.story import read_check, read_story
+from dashboards.web.queries.story import read_story
 from store.events import Action, BlockDone, DraftSource, Event, Recalled
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
@@ -52,23 +52,6 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
     )
 
 
-def test_a_few_hundredths_of_a_second_are_not_rounded_to_zero(tmp_path: Path):
-    events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head", seconds=0.04, waited=0.04, tokens_gained=0)]
-    assert describe(tmp_path, events)[1] == (
-        "Learning cost 0.04 s (0.04 s of it waited for) and gained 0.0 s (0 accepted tokens over the baseline): "
-        "a loss of 0.04 s."
-    )
-
-
-def test_the_scores_of_earlier_versions_are_part_of_the_cost(tmp_path: Path):
-    events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head", seconds=0.25, waited=0.25, tokens_gained=0)]
-    scored = [Recalled(number, "big", None, 2, 4, 0.5, 0.5, 0.75) for number in (1, 2)]
-    assert describe(tmp_path, [*events, *scored])[1] == (
-        "Learning cost 1.8 s (0.2 s of it waited for, 1.5 s to score earlier versions after drifts) and gained 0.0 s "
-        "(0 accepted tokens over the baseline): a loss of 1.8 s."
-    )
-
-
 @pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
 def test_a_drafter_that_was_never_updated_is_reported_as_loaded(tmp_path: Path, steps: int, refused: str):
     events: list[Event] = [*blocks(0), prompt(0), *[make_updated(served=False)] * steps, make_updated(part="head")]
@@ -103,12 +86,6 @@ def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
         )
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"check": null}', '{"check": {"judged": 3}}'])
-def test_a_summary_without_a_check_is_ignored(tmp_path: Path, content: str):
-    (tmp_path / "summary.json").write_text(content)
-    assert read_check(tmp_path) is None
-
-
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     assert describe(tmp_path, stream())[2:] == [
         "5 of 6 drafter updates passed the gate and served.",
@@ -118,12 +95,6 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
         "Tokens per target forward were 2.50 in the 20 prompts before the change, at prompt 30, 2.50 from there until "
         "the drift was detected, and 2.50 in the last 20.",
     ]
-
-
-def test_a_recall_without_other_drafters_restores_none(tmp_path: Path):
-    events: list[Event] = [prompt(offset) for offset in range(8)]
-    found = describe(tmp_path, [*events, make_drifted(offset=5, changed_at=3, action="recall")])
-    assert any(one.endswith("the acceptance head was reset, and no earlier drafter was restored.") for one in found)
 
 
 def test_the_last_of_several_drifts_is_described(tmp_path: Path):
@@ -154,21 +125,4 @@ def test_the_head_that_a_drift_reset_is_trained_again(tmp_path: Path):
         "It was seen in how common the tokens were in earlier completions: 2.7 times as rare as before.",
         "Tokens per target forward were 2.00 in the 12 prompts before the change, at prompt 12, 1.00 from there until "
         "the drift was detected, and 1.80 in the last 20.",
-    ]
-
-
-def test_a_drift_without_a_response_is_named(tmp_path: Path):
-    events = [prompt(offset) for offset in range(20)]
-    drifts = [make_drifted(offset=offset, changed_at=offset - 3, action="none") for offset in (9, 15)]
-    one, two = (describe(tmp_path / str(count), [*events, *drifts[:count]])[-1] for count in (1, 2))
-    assert one == "No drift was acted upon, though one was detected at prompt 9."
-    assert two == "No drift was acted upon, though 2 were detected, the last at prompt 15."
-
-
-def test_a_run_without_learning_and_drafts(tmp_path: Path):
-    plain = [make_completed(0, judged=0, accepted=0, drafted=0, emitted=5, blocks=5)]
-    assert describe(tmp_path, list(plain)) == [
-        "0% of 5 tokens came from drafts, 100% from the target itself: 1.00 tokens per target forward.",
-        "Nothing was learned, so learning cost nothing.",
-        "No drift was acted upon.",
     ]

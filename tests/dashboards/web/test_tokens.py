@@ -11,10 +11,8 @@ from places import ROOT
 from stream_making import HOSTILE, block_of_every_kind, decision, prompt, stream, write
 from tree_making import NODES, make_tree
 
-from dashboards.token_view import choose_offsets, render
+from dashboards.token_view import choose_offsets
 from dashboards.web.queries.tokens import Completion, read_completion, visible
-from dashboards.web.queries.trees import describe_source
-from store.errors import UsageError
 from store.events import DraftSource, Event
 from store.query.log_reader import LogReader
 
@@ -66,15 +64,6 @@ def test_the_detail_of_a_rejection_has_the_raw_probabilities_of_the_models(tmp_p
     ]
 
 
-def test_the_detail_of_a_greedy_rejection_gives_the_reason(tmp_path: Path):
-    events = block_of_every_kind(0)
-    events[2] = replace(events[2], drafter_levels=(1.0,), target_levels=(0.0,))
-    detail = completion(tmp_path, [*events, prompt(0)]).tokens[2].detail.splitlines()
-    at = detail.index("probability 1 by the drafter, 0 by the target")
-    assert detail[at + 1].startswith("accepted with probability 0;")
-    assert detail[at + 2] == "the target gives it probability 0: at temperature 0, another token is likelier"
-
-
 def test_a_tree_shows_its_path_and_lists_the_other_candidates(tmp_path: Path):
     events = make_tree(NODES, [0.4, 0.6])
     events[0] = replace(events[0], drafter=DraftSource.LOOKUP)
@@ -111,48 +100,6 @@ def test_the_detail_of_a_candidate_has_its_share_of_the_place(tmp_path: Path):
     ]
 
 
-def test_the_source_of_a_candidate_is_described_in_words():
-    row = {"drafter": "memory", "context": 1, "count": 1, "chance": 0.25}
-    assert describe_source(row) == "memory, 1 token matched, seen once, estimated chance 0.25"
-    assert describe_source(row | {"context": None}).startswith("memory, context not known,")
-
-
-def test_the_residual_of_a_tree_replaced_all_candidates_of_its_place(tmp_path: Path):
-    found = completion(tmp_path, [*make_tree(NODES, [0.75], count=1), prompt(0)])
-    rejected, residual = found.tokens[0].detail, found.tokens[1].detail
-    assert "instead of token 5 “ 5”, 8 “ 8”" in residual.splitlines()
-    assert "accepted for a draw from 0 to 0.5; the draw was 0.75" in rejected.splitlines()
-    assert "candidate: memory, 3 tokens matched, seen once, estimated chance 0.5" in rejected.splitlines()
-
-
-def test_a_chain_that_was_emitted_lists_nothing(tmp_path: Path):
-    found = completion(tmp_path, [*make_tree([(5, -1, 0.5), (6, 0, 0.5)], [0.1, 0.1]), prompt(0)])
-    assert [token.kinds[0] for token in found.tokens] == ["accepted", "accepted", "bonus"]
-
-
-def test_a_large_tree_lists_its_judged_candidates_only(tmp_path: Path):
-    nodes = [(5, -1, 0.5), *((6 + index, 0, 0.001) for index in range(50)), (90, -1, 0.25)]
-    found = completion(tmp_path, [*make_tree(nodes, [0.6]), prompt(0)])
-    lines = found.tokens[-1].detail.splitlines()
-    assert found.tokens[-1].text == "+51"
-    assert [line.split()[0] for line in lines] == ["Tree", "–", "✓", "…", "✓"]
-    assert lines[3] == "… and 50 more"
-
-
-def test_a_tree_without_text_lists_ids(tmp_path: Path):
-    events = [replace(event, proposed_bytes=None, emitted_bytes=None) for event in make_tree(NODES, [0.6])]
-    found = completion(tmp_path, [*events, prompt(0)])
-    assert "– #5 target 0.5" in found.tokens[-1].detail
-    assert [token.text for token in found.tokens] == ["#8 ", "#72 ", "+3"]
-
-
-def test_a_completion_that_is_too_long_ends_with_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dashboards.web.queries.tokens.MOST", 7)
-    blocks = [make_tree(NODES, [0.6], begin=2 * number, block=number) for number in range(2)]
-    found = completion(tmp_path, [*blocks[0], *blocks[1], prompt(0)])
-    assert (found.cut, len(found.tokens)) == (True, 3)
-
-
 @pytest.mark.parametrize(
     ("drafter", "target", "chance"),
     [(0.5, 0.25, "0.5"), (0.5, 0.5, "1"), (0.25, 0.5, "1"), (0.0, 0.5, "0"), (0.5, 0.0, "0"), (0.0, 0.0, "0")],
@@ -170,11 +117,6 @@ def test_emitted_characters_are_whole_despite_rejected_tokens_between_them(tmp_p
     rows[2] = replace(rows[2], emitted_bytes=second, proposed_bytes=b"\xff")
     found = completion(tmp_path, [*rows[:3], decision(0, 3, emitted_bytes=b"\xe2"), prompt(0)])
     assert [token.text for token in found.tokens] == [" the", "…", "\ufffd", "é", "…", "\ufffd"]
-
-
-def test_an_offset_without_a_prompt_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="got 7"):
-        completion(tmp_path, [prompt(0)], offset=7)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +141,6 @@ def test_the_first_and_last_prompts_and_those_around_each_drift_are_chosen(tmp_p
         assert choose_offsets(log, 0) == []
 
 
-def test_a_run_without_prompts_gives_none(tmp_path: Path):
-    with LogReader([write(tmp_path / "run", [])]) as log:
-        assert choose_offsets(log) == []
-    assert "No prompt has completed yet" in render([], "run")
-
-
 def test_the_file_is_self_contained_and_hostile_text_is_harmless(tmp_path: Path, page: Any):
     content = HOSTILE.encode()
     tokens = [replace(row, emitted_bytes=content, proposed_bytes=content) for row in block_of_every_kind(0)]
@@ -220,10 +156,3 @@ def test_the_file_is_self_contained_and_hostile_text_is_harmless(tmp_path: Path,
     assert "accepted with probability 0.8" in page.evaluate(script)
     assert page.evaluate("typeof window.hacked") == "undefined"
     assert page.evaluate("document.querySelectorAll('script, img, link').length") == 0
-
-
-def test_a_folder_that_is_not_a_run_is_refused_with_a_clear_error(tmp_path: Path):
-    command = [sys.executable, "-m", "dashboards.token_view", str(tmp_path), str(tmp_path / "tokens.html")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"omnidraft: {tmp_path} must be a run's folder")

@@ -81,20 +81,6 @@ def test_the_speed_on_the_probe_is_compared_with_none(tmp_path: Path):
     )
 
 
-def test_the_best_version_need_not_be_the_newest(tmp_path: Path):
-    found = read(tmp_path, version(0, 4), version(1, 6), version(2, 3))["verdicts"][0]
-    assert (found["newest"], found["best"]) == (2, 1)
-    first, second = found["sentences"]
-    assert first.startswith("Version 2, the newest, is worse than the baseline")
-    assert second.startswith("The best on the probe is version 1: it is better than the baseline")
-
-
-def test_no_version_may_be_better(tmp_path: Path):
-    found = read(tmp_path, version(0, 4), version(1, 4, drafter_version=1))["verdicts"][0]
-    assert found["sentences"][0].startswith("Version 1, the newest, is not clearly different from the baseline")
-    assert found["sentences"][1] == "No version is better on the probe than the baseline."
-
-
 def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Path):
     (sentence,) = read(tmp_path / "a", version(0, 4), version(1, 4))["verdicts"][0]["sentences"]
     assert sentence.startswith("All versions have the drafter as it was loaded, since no update of it served")
@@ -110,15 +96,6 @@ def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Pat
     )
     restored = read(tmp_path / "b", version(0, 4), version(1, 6, drafter_version=1), version(2, 4))["verdicts"][0]
     assert restored["sentences"][0].startswith("Version 2, the newest, is not clearly different from the baseline")
-
-
-def test_versions_of_other_probes_are_not_compared(tmp_path: Path):
-    found = read(tmp_path, version(0, 4), version(1, 6, probe_tokens=(11,) * 8))
-    assert found["versions"][1]["gain"] is None
-    assert found["versions"][1]["probe"]["greedy"]["value"] == 52 / 88
-    found = read(tmp_path / "old", make_published(), make_published(version=1, parent=0))
-    assert found["versions"][1]["probe"] is None
-    assert "cannot be compared" in found["verdicts"][0]["sentences"][0]
 
 
 def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -159,44 +136,6 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
     assert found["tokens_per_second"]["low"] is None
     assert (found["prompts"], found["made_at"]) == (24, 1_700_000_000.0)
     assert numbers.list_comparisons(["other"]) == []
-
-
-@pytest.mark.slow
-def test_the_larger_value_is_marked_unless_the_drafter_is_the_same(serve: Serve, tmp_path: Path, page: Any):
-    write(tmp_path / "runs" / "a", [prompt(3), version(0, 4), version(1, 6, drafter_version=1), version(2, 4)])
-    page.goto(f"{serve(tmp_path / 'runs')}/versions")
-    marked = (
-        "() => [...document.querySelectorAll('#compared .better')].map(one => one.closest('tr').cells[0].textContent)"
-    )
-    column = "() => [...document.querySelectorAll('#compared .better')].map(one => one.closest('td').cellIndex)"
-    page.wait_for_selector("#compared tbody tr", state="attached")
-    for one, other, place in ((0, 1, 2), (1, 0, 1)):
-        page.select_option("[name=a]", f'["a",{one}]')
-        page.select_option("[name=b]", f'["a",{other}]')
-        assert page.evaluate(column) == [place] * 3
-        assert page.evaluate(marked) == [
-            "probe: tokens per forward", "probe: acceptance, greedy", "probe: acceptance, temperature 1"
-        ]  # fmt: skip
-    page.select_option("[name=b]", '["a",2]')
-    page.select_option("[name=a]", '["a",0]')
-    assert page.evaluate(marked) == [], "both versions have the drafter as it was loaded"
-
-
-@pytest.mark.slow
-def test_on_a_phone_the_details_are_folded(serve: Serve, tmp_path: Path, page: Any):
-    write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 4 + number) for number in range(3))])
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{serve(tmp_path / 'runs')}/versions")
-    page.wait_for_selector("#all tbody tr", state="attached")
-    headings = "[...document.querySelectorAll('#all th')].map(one => one.textContent)"
-    assert "parent" not in page.evaluate(headings)
-    assert "probe, greedy" in page.evaluate(headings)
-    assert not page.is_visible("#compared-details")
-    page.click("text=Details of both")
-    assert "sha256" in page.inner_text("#compared-details")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    page.click("text=Terms of this page")
-    assert "24 fixed prompts" in page.inner_text(".terms")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from serving_runs import Serve
 from stream_making import stream, write
 
@@ -43,15 +42,6 @@ def test_classes_have_the_tokens_that_the_run_judged(tmp_path: Path):
         "Of the 1,000 tokens of big, 69.2% are one piece of small and 30.0% are n-grams of several pieces; 3 cannot be "
         "spelt."
     ]
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "{}", "[1]", [REPORT | {"direct": "x"}], [REPORT | {"ngrams": {"2": {}}}]]
-)
-def test_a_file_that_is_not_a_report_is_ignored(tmp_path: Path, content: Any):
-    found = read(run_with(tmp_path / "run", content))
-    assert found["pairs"] == []
-    assert "no report on its vocabularies" in found["story"][0]["sentences"][0]
 
 
 def test_the_page_has_classes_and_special_tokens(serve: Serve, tmp_path: Path, page: Any):

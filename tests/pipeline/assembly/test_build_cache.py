@@ -9,10 +9,9 @@ import pytest
 
 from pipeline.assembly.cache import NGRAM_FILE, make_cache
 from pipeline.config.settings import Config
-from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache
+from stages.ngrams.cache import Cache, Entry, NoCache
 from stages.ngrams.trie import Trie
 from stages.verification.rules import MODES
-from store.errors import CorruptError
 from store.log_records import collect_messages
 from store.registry.ngram_file import write_ngrams
 
@@ -74,37 +73,6 @@ def test_the_budget_binds(make: Make, policy: str):
     assert made.notes == []
 
 
-def test_the_policies_choose_who_leaves(make: Make):
-    kept = {}
-    for policy in ("lru", "lfu"):
-        made = make(cache__policy=policy, cache__budget_bytes=2_000)
-        for token in (3, 3, *range(6, 40)):
-            made.cache.observe(SPELLING[token], token)
-        kept[policy] = 3 in made.counts
-    assert kept == {"lru": False, "lfu": True}
-
-
-def test_unbounded_has_no_budget(make: Make):
-    made = make(cache__policy="unbounded", cache__budget_bytes=1)
-    made.cache.fill(VOCABULARY)
-    assert len(made.cache) == len(SPELLING) - 3
-    assert made.notes == []
-
-
-def test_a_budget_below_one_entry_gives_a_note(make: Make):
-    made = make(cache__budget_bytes=100)
-    made.cache.fill(VOCABULARY)
-    assert len(made.cache) == 0
-    assert len(made.notes) == 1
-    assert "cache.budget_bytes must be at least" in made.notes[0]
-    assert "got 100" in made.notes[0]
-
-
-def test_it_starts_empty(make: Make):
-    assert make().counts == {}
-    assert isinstance(make().cache, NgramCache)
-
-
 def test_of_more_saved_entries_than_the_budget_holds_the_most_touched_are_kept(make: Make, tmp_path: Path):
     saved = [(SPELLING[token], token, 1 + (token * 37) % 83) for token in range(6, 89)]
     write_ngrams(tmp_path / NGRAM_FILE, saved, PAIR)
@@ -120,10 +88,3 @@ def test_the_cache_of_another_pair_is_left_out_with_a_word(make: Make, tmp_path:
     assert len(made.notes) == 1
     assert "the n-gram cache of the drafter is left out" in made.notes[0]
     assert "cdcdcdcdcdcd" in made.notes[0]
-
-
-@pytest.mark.parametrize("ngram", [((0, 1), 3, 1), ((0, 1), 999, 1), ((0, 1), -1, 1), ((0,), 0, 1), ((0, 1), 2, 0)])
-def test_saved_entries_that_are_not_the_pairs_are_refused(make: Make, tmp_path: Path, ngram: tuple):
-    write_ngrams(tmp_path / NGRAM_FILE, [ngram], PAIR)
-    with pytest.raises(CorruptError, match="as its two vocabularies spell them"):
-        make()

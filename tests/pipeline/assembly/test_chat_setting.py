@@ -1,7 +1,6 @@
 """`source.chat`: the prompts that are put into the target's chat template, and the notes about it."""
 
 import logging
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 from replaying import config_of, run_replay, table_of
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.assembly.admission import describe_chat, make_admission, prompt_encoder
+from pipeline.assembly.admission import describe_chat, prompt_encoder
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config, load
-from pipeline.loop import UnfitPromptError
 from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
@@ -84,36 +82,6 @@ def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Pa
     assert describe_chat(config_with(QUESTIONS, chat=True), models) is None
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     assert read(config_with(QUESTIONS, chat_template=tmp_path / "chat.jinja"), models, "questions") == CHAT
-
-
-def test_a_template_that_cannot_be_used_names_the_way_out(models: Models):
-    broken = with_template(models, "{{ raise_exception('out of order') }}")
-    with pytest.raises(ConfigError, match=r"out of order.* with --no-chat \(source\.chat = false\)"):
-        prompt_encoder(config_with(QUESTIONS), broken)
-    with pytest.raises(ConfigError, match="out of order"):
-        prompt_encoder(config_with(QUESTIONS, chat=True), broken)
-    assert read(config_with(QUESTIONS, chat=False), broken, "questions") == PLAIN
-
-
-@pytest.mark.parametrize(
-    ("sources", "chat", "expected"),
-    [
-        ((QUESTIONS,), "auto", "chat: prompts are put into the chat template of .*; --no-chat completes them as text"),
-        ((QUESTIONS,), True, "chat: prompts are put into the chat template of [^;]*"),
-        ((QUESTIONS, DOCS), "auto", "chat: the other prompts are put .*; builtin:docs is completed as text"),
-        ((DOCS,), "auto", "chat: built-in prompts are completed as text; --chat puts them into .*"),
-        ((QUESTIONS,), False, None),
-    ],
-)
-def test_what_is_done_is_reported(models: Models, sources: tuple[str, ...], chat: Any, expected: str | None):
-    line = describe_chat(config_with(*sources, chat=chat), with_template(models))
-    assert (line is None) if expected is None else re.fullmatch(expected, str(line))
-
-
-def test_a_prompt_that_is_too_long_in_the_template_is_refused_with_its_length(models: Models):
-    prepare = make_admission(config_with(QUESTIONS), with_template(models, TEMPLATE.replace("user", "user " * 500)))
-    with pytest.raises(UnfitPromptError, match=r"the prompt p must have 1 to \d+ of the target's tokens, got \d{3,}"):
-        prepare(prompt_of("questions"))
 
 
 def test_a_run_reports_it_in_its_first_line_and_keeps_the_setting(

@@ -1,9 +1,6 @@
 """The probe: fixed prompts, the expected acceptance of a drafter on them, and no effect on the run."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,12 +19,7 @@ from stages.contract.blocks import TrainingExample
 from stages.drafting.costs import Costs
 from stages.engine.models.generate import generate
 from stages.learn.training.probe import (
-    Probe,
-    ProbeResult,
-    ProbeScore,
-    count_forwards,
     load_or_make_examples,
-    load_or_make_scores,
 )
 from stages.sampling.params import SamplingParams
 from store.events import PromptReceived, TokenDecision
@@ -94,15 +86,6 @@ def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_predicts(config:
     assert 1 <= found["probe/tokens_per_forward"] < 6
 
 
-def test_the_scores_are_those_of_each_prompt_in_order(config: Config, models: Models):
-    found = make_probe(config, models)()
-    assert len(found.scores) == len(PROMPTS)
-    assert all(score.forwards >= score.tokens - score.greedy - 1 for score in found.scores)
-    assert all(-(-score.tokens // 6) <= score.forwards <= score.tokens for score in found.scores)
-    tokens, forwards = (sum(getattr(score, name) for score in found.scores) for name in ("tokens", "forwards"))
-    assert found.metrics["probe/tokens_per_forward"] == tokens / forwards
-
-
 def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models):
     """With batch 2: passes of 2 x 6 tokens, and of one piece for each of two rows."""
     costs = Costs(target=((2, 0.010), (12, 0.020)), drafter=((1, 0.001), (2, 0.002)))
@@ -123,102 +106,11 @@ def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models
     assert make_probe(config, models)().seconds == ()
 
 
-def test_every_forward_emits_the_accepted_tokens_and_one_more():
-    for text in product((False, True), repeat=9):
-        rest, forwards = "".join("+" if predicted else "-" for predicted in text), 0
-        while rest:
-            rest, forwards = re.sub(r"^\+{0,3}.?", "", rest), forwards + 1
-        assert count_forwards(text, 3) == forwards
-
-
 def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, models: Models):
     probe = make_probe(config, models)
     before = probe()
     models.drafter.load_weights([torch.randn_like(weight) for weight in models.drafter.trained_weights])
     assert probe().metrics["probe/acceptance_sampled"] < before.metrics["probe/acceptance_sampled"]
-
-
-@pytest.mark.slow
-@pytest.mark.representatives(2)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"learn__enabled": False},
-        {"sampling__temperature": 1.0, "seed": 7, "batch": 3},
-        {"draft__mode": "tli"},
-        {"draft__max_draft": 1, "cache__policy": "off"},
-    ],
-)
-def test_it_is_the_same_for_runs_of_other_settings(
-    tiny_pair: TinyPair,  # noqa: F811
-    config: Config,
-    models: Models,
-    changes: dict[str, object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    found = []
-    for place, settings in enumerate((config_of(tiny_pair, **changes), config)):
-        monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{place}"))  # each makes its own examples
-        found.append(make_probe(settings, models)())
-    assert found[0] == found[1] != ProbeResult()
-
-
-def test_a_drafter_that_reads_less_leaves_the_examples_of_others_alone(config: Config, models: Models):
-    limits, whole = models.drafter.model.config, models.drafter.max_length
-    everything = [example.pieces for example in examples_of(config, models)]
-    lengths = sorted(len(models.drafter_vocabulary.encode(prompt.text)) for prompt in prompts())
-    limits.max_position_embeddings = models.drafter.max_length = 2 * lengths[3]
-    ends = [example.pieces for example in examples_of(config, models)]
-    assert sum(end != text for end, text in zip(ends, everything, strict=True)) >= len(lengths) // 2
-    assert all(text[-len(end) :] == end for end, text in zip(ends, everything, strict=True))
-    limits.max_position_embeddings = models.drafter.max_length = whole
-    assert [example.pieces for example in examples_of(config, models)] == everything
-
-
-def test_what_is_kept_on_disk_is_what_was_made(config: Config, models: Models):
-    first = examples_of(config, models)
-    again = examples_of(config, replace(models, name="another"))
-    assert [compute_all(one.soft_targets) for one in again] == [compute_all(one.soft_targets) for one in first]
-    assert {one.target for one in again} == {"another"}
-
-
-def test_examples_are_made_once(config: Config, models: Models):
-    made: list[int] = []
-
-    def make() -> Sequence[TrainingExample]:
-        made.append(1)
-        return examples_of(config, models)
-
-    for _ in range(2):
-        load_or_make_examples(["a test", models.name], models.name, make)
-    assert made == [1]
-
-
-def test_a_drafter_as_loaded_is_scored_once(config: Config, models: Models, monkeypatch: pytest.MonkeyPatch):
-    first = make_probe(config, models)()
-    monkeypatch.setattr(Probe, "score", lambda *_: pytest.fail("scored again"))
-    assert make_probe(config, models)() == first
-
-
-def test_scores_of_other_weights_are_not_those_on_disk(config: Config, models: Models):
-    first = make_probe(config, models)()
-    with torch.no_grad():
-        for weight in models.drafter.trained_weights:
-            weight.add_(torch.randn_like(weight))  # as if another drafter had been loaded
-    assert models.drafter.weight_changes == 0
-    assert make_probe(config, models)().metrics != first.metrics
-
-
-def test_examples_that_are_too_long_have_no_score_on_disk_either(
-    config: Config, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    examples = examples_of(config, models)
-    scores = {one: ProbeScore(1.0, 0.5, 3, 4, 2) for one in examples[1::2]}
-    for _ in range(2):
-        assert load_or_make_scores(["some"], examples, lambda: scores) == scores
-    assert load_or_make_scores(["none"], examples, dict) == load_or_make_scores(["none"], examples, dict) == {}
 
 
 def test_shipped_examples_are_used_where_the_cache_has_none(
@@ -256,13 +148,3 @@ def test_a_run_decides_the_same_with_and_without_the_probe(tiny_pair: TinyPair, 
         runs.append(decisions(config, models, tmp_path / str(probed), probed=probed))
     assert runs[0] == runs[1]
     assert len(runs[0]) > 50
-
-
-def test_prompts_that_do_not_fit_are_left_out(config: Config, models: Models, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    lengths = sorted(len(models.target_vocabulary.encode(prompt.text)) for prompt in prompts())
-    models.target.max_length = lengths[3] + TOKENS + 1
-    assert 0 < len(examples_of(config, models)) <= 4
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "other"))
-    models.target.max_length = TOKENS + 1
-    assert make_probe(config, models)() == ProbeResult()

@@ -12,7 +12,6 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.assembly.admission import make_admission
 from pipeline.assembly.models import Models, load_models
-from pipeline.loop import UnfitPromptError
 from store.events import PromptReceived
 
 CONTEXT = 40  # pieces of the drafter
@@ -46,18 +45,6 @@ def test_the_target_reads_all_and_the_drafter_the_end(models: Models, pair: Tiny
     assert row.pieces == pieces[-len(row.pieces) :]
     short = make_admission(config_of(pair), models)(prompt_of("Ann has"))
     assert short.pieces == models.drafter_vocabulary.encode("Ann has"), "BOS included"
-
-
-def test_prompts_that_begin_alike_are_cut_alike(models: Models):
-    cuts = [sum(range(length)) - sum(models.clip_prompt(list(range(length)))) for length in range(20, 32)]
-    first = sum(range(CONTEXT // 4))  # what a cut of one quarter removes
-    assert cuts == [0] + [first] * 10 + [sum(range(CONTEXT // 2))]
-
-
-def test_the_target_s_context_is_the_limit(models: Models, pair: TinyPair):
-    prepare = make_admission(config_of(pair), models)
-    with pytest.raises(UnfitPromptError, match=r"must have 1 to \d+ of the target's tokens, got \d+$"):
-        prepare(prompt_of(LONG * 100))
 
 
 def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decoding(pair: TinyPair, tmp_path: Path):

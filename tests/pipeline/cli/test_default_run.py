@@ -9,9 +9,8 @@ from builtin_pair import builtin_pair, tiny_pair  # noqa: F401  (fixtures)
 from replaying import Command, omnidraft, table_of  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair
 
-from pipeline.config.defaults import is_default_run, make_default_run
+from pipeline.config.defaults import is_default_run
 from pipeline.config.settings import Config, load
-from pipeline.models.default_target import HUB_NAME, find_default_target
 from pipeline.models.pullable import models_folder
 
 QUICK = ["--limit", "1", "--max-new-tokens", "4", "--no-publish", "--device", "cpu"]
@@ -35,31 +34,11 @@ def put_into_cache(pair: TinyPair) -> None:
     (folder / "chat_template.jinja").write_text(template)
 
 
-def put_into_hub(root: Path, *files: str) -> None:
-    repo = root / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
-    (repo / "snapshots" / "abc").mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("abc")
-    for file in files:
-        (repo / "snapshots" / "abc" / file).touch()
-
-
 @pytest.mark.parametrize("key", ["sources", "targets", "swaps"])
 def test_a_run_that_names_a_source_or_a_target_is_not_the_default_run(key: str):
     assert is_default_run(Config(), ["batch", "source.limit"])
     assert not is_default_run(Config(), [key])
     assert not is_default_run(Config.from_mapping({key: ("x",)}), [])
-
-
-def test_settings_of_the_user_stay():
-    base = Config.from_mapping({"sampling": {"max_new_tokens": 7}})
-    made = make_default_run(base, {"source.limit": 3}, "a-model")
-    assert (made.targets, made.sources) == (("a-model",), ("builtin:questions", "builtin:code"))
-    assert (made.sampling.max_new_tokens, made.source.limit, made.source.chat) == (7, 3, True)
-    without = make_default_run(base, {"source.limit": 3}, None)
-    assert (without.targets, without.sources) == (Config().targets, Config().sources)
-    assert without.sampling.temperature > 0
-    assert make_default_run(base, {"sampling.temperature": 0.0}, None).sampling.temperature == 0
 
 
 def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft: Command):  # noqa: F811
@@ -89,20 +68,3 @@ def test_the_built_in_pair_is_used_where_no_model_can_be_had(
     assert ("98 MB, licence: Apache License 2.0" in typed.err) is not offline
     config = json.loads((here / "run" / "config.json").read_text())
     assert (config["targets"], config["sampling"]["temperature"]) == (["builtin:target-12m"], 0.7)
-
-
-def test_a_complete_model_in_the_cache_of_the_hub_is_used(here: Path):
-    put_into_hub(here, "config.json", "tokenizer.json", "model.safetensors")
-    assert find_default_target(print) == HUB_NAME
-
-
-def test_a_part_of_a_model_in_the_cache_of_the_hub_is_not_used(here: Path):
-    put_into_hub(here, "config.json", "tokenizer.json")
-    assert find_default_target(print) is None
-
-
-def test_wrong_settings_are_refused_before_anything_is_fetched(here: Path, omnidraft: Command):  # noqa: F811
-    typed = omnidraft("replay", "--set", "learn.rat=1")
-    assert typed.status == 2
-    assert "licence" not in typed.err
-    assert [path for path in here.rglob("*") if path.is_file()] == []

@@ -1,10 +1,7 @@
 """The help of all commands: groups, examples that parse, no types of options without a value, completion, version."""
 
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -13,8 +10,6 @@ from typer.testing import CliRunner
 
 from pipeline.cli.app import app
 from pipeline.cli.help import EXAMPLES, GROUPS
-from pipeline.config.cli_options import PANELS, panel_of
-from pipeline.config.settings import settings
 
 ROOT = typer.main.get_command(app)
 
@@ -27,12 +22,6 @@ def leaves(command: Any = ROOT, words: str = "") -> Iterator[tuple[str, Any]]:
 
 
 NAMES = [name for name, _ in leaves()]
-GROUPS_OF_COMMANDS = sorted({name.split()[0] for name in NAMES if " " in name})
-
-
-def test_the_module_runs_the_command_line():
-    command = [sys.executable, "-m", "pipeline.cli.app", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("omnidraft")
 
 
 def help_of(*words: str) -> str:
@@ -64,23 +53,6 @@ def test_every_command_has_an_example_that_parses(name: str):
         command.make_context("omnidraft", words[1 + len(name.split()) :])
 
 
-@pytest.mark.parametrize("name", ["", *NAMES, *GROUPS_OF_COMMANDS])
-def test_help_shows_examples_and_no_type_of_options_without_a_value(name: str):
-    shown = help_of(*name.split())
-    assert "<bool>" not in shown
-    for example in EXAMPLES[name]:
-        assert example.split(" ", 2)[1] in shown.partition("Example")[2]
-
-
-@pytest.mark.parametrize("name", GROUPS_OF_COMMANDS)
-def test_examples_of_a_group_are_commands_of_it(name: str):
-    for example in EXAMPLES[name]:
-        words = shlex.split(example)[1:]
-        assert words[0] == name
-        ROOT.make_context("omnidraft", words, resilient_parsing=True)
-        assert any(f"{name} {word}" in NAMES for word in words[1:2]) or words == [name]
-
-
 def test_every_command_that_reports_can_do_so_in_json():
     texts = {"serve", "dashboard", "plot"}
     actions = {*(f"versions {name}" for name in ("promote", "rollback", "recall", "export"))}
@@ -95,16 +67,6 @@ def test_options_are_in_the_groups_of_their_settings(name: str):
         panel = shown.partition(f" {group} ")[2].partition("╰")[0]
         assert option in panel
     assert len(shown.partition(" Options ")[2].partition("╰")[0].splitlines()) < 10
-
-
-def test_every_section_has_a_group():
-    assert {key.partition(".")[0] for key in settings() if "." in key} == set(PANELS)
-    assert {panel_of(key) for key in settings()} >= {"Prompts", "Models", "Serving"}
-
-
-def test_the_version_is_printed():
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"omnidraft {version('omnidraft')}\n")
 
 
 @pytest.mark.parametrize(

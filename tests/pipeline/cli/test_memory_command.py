@@ -67,13 +67,6 @@ def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft
     assert all(len(tensor) == 0 for tensor in tensors.values())
 
 
-@pytest.mark.slow
-def test_a_run_that_forgot_is_resumed(stopped: Path, omnidraft: Command):  # noqa: F811
-    assert omnidraft("memory", "forget", stopped, "--prompt", 0).status == 0
-    assert omnidraft("replay", "--resume", stopped).status == 0
-    assert omnidraft("check", "--run", stopped).status == 0
-
-
 def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):  # noqa: F811
     def show_contexts(*options: str) -> list[dict[str, Any]]:
         typed = omnidraft("memory", "show", stopped, "--json", "--top", "100000", *options)
@@ -97,35 +90,3 @@ def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
     again = omnidraft("memory", "forget", stopped, "--tenant", "key", "--json")
     assert json.loads(again.out) == {"contexts": 0}
     assert len(read_memories(stopped)[0].table) == before
-
-
-@pytest.mark.parametrize("options", [[], ["--prompt", "0", "--tenant", "key"]])
-def test_exactly_one_text_is_named(options: list[str], stopped: Path, omnidraft: Command):  # noqa: F811
-    typed = omnidraft("memory", "forget", stopped, *options)
-    assert typed.status == 2
-    assert "either --prompt or --tenant must be given" in typed.err
-
-
-def test_an_unknown_prompt_is_refused(stopped: Path, omnidraft: Command):  # noqa: F811
-    typed = omnidraft("memory", "forget", stopped, "--prompt", 999)
-    assert typed.status != 0
-    assert "has no offset 999" in typed.err
-
-
-@pytest.mark.slow
-def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
-    folder = tmp_path / "finished"
-    published = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    run_replay(config_of(tiny_pair, **CHANGES, **published), folder)
-    (found,) = json.loads(omnidraft("memory", "show", folder, "--json").out)
-    assert found["file"].startswith("versions/")
-    assert found["texts"] == len(table_of(folder, "prompts"))
-    typed = omnidraft("memory", "forget", folder, "--prompt", 0)
-    assert "must have a checkpoint to forget from" in typed.err
-
-
-@pytest.mark.slow
-def test_a_run_without_a_memory_is_refused(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
-    folder = tmp_path / "model"
-    run_replay(config_of(tiny_pair, learn__enabled=False, draft__sources=("model",)), folder)
-    assert "must hold a memory" in omnidraft("memory", "show", folder).err

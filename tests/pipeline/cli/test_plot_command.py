@@ -20,18 +20,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.slow
-def test_the_newest_run_is_plotted_by_default(runs: Path, omnidraft: Command):  # noqa: F811
-    typed = omnidraft("plot", "curve", "--window", "5")
-    assert (typed.status, typed.out) == (0, "curve.png\n"), typed.err
-    assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
-    typed = omnidraft("plot", "tokens", "--output", "page.html")
-    assert typed.status == 0, typed.err
-    assert "newer" in Path("page.html").read_text()
-    assert omnidraft("plot", "tokens", runs / "older").out == "tokens.html\n"
-    assert "older" in Path("tokens.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -1,6 +1,5 @@
 """`omnidraft serve` on the command line: it answers, ends in order, resumes, and reports what it cannot do."""
 
-import json
 import signal
 import socket
 from pathlib import Path
@@ -65,40 +64,6 @@ def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp
     assert_sound(run)
 
 
-@pytest.mark.sweep
-def test_offsets_of_prompts_that_only_the_learner_committed_are_not_used_again(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
-    """The learner commits before it sends weights; the server's own last commit may be much older when it is killed."""
-    run = tmp_path / "run"
-    seldom = {"learn__spacing": "fixed", "commit__seconds": 1000.0}
-    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, **seldom)) as server:
-        for number in range(8):
-            server.complete(f"Tom has {number} pencils", model=server.model())
-        wait_until(lambda: _last_offset_of_learner(run) >= 3)
-        server.end(signal.SIGKILL)
-    named = _last_offset_of_learner(run)
-    lost = named + 1 - len(select(run, "SELECT * FROM prompts"))
-    assert lost > 0, "the server's log lags behind the learner's"
-    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as server:
-        server.complete(PROMPT, model=server.model())
-        assert server.end() == 0, server.err
-    (last,) = select(run, 'SELECT max("offset") AS "offset" FROM prompts')
-    assert last["offset"] > named
-    versions = [row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")]
-    assert sorted(versions) == versions, "versions continue"
-    assert_sound(run)
-
-
-def _last_offset_of_learner(run: Path) -> int:
-    """The highest offset that the learner's partition has committed."""
-    if not (run / "partitions/learner/log/manifest.json").exists():
-        return -1
-    parts = read_manifest(run / "partitions/learner").tables["updates"]
-    return max((part.last_offset for part in parts), default=-1)
-
-
 def test_a_port_in_use_is_reported_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -143,32 +108,3 @@ def test_a_server_resumes_with_its_own_settings_alone(
     assert typed.status == 2
     assert "settings that it began with" in typed.err
     assert setting in typed.err
-
-
-def test_a_folder_without_a_run_is_not_resumed(omnidraft: Command, tmp_path: Path):  # noqa: F811
-    typed = omnidraft("serve", "--resume", tmp_path, "--port", 0)
-    assert typed.status == 2
-    assert "must hold a run to resume" in typed.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_holds_files_is_refused_and_left_as_it_is(
-    omnidraft: Command,  # noqa: F811
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").write_text("mine")
-    typed = omnidraft("serve", *tiny_pair.options, "--port", 0, "--run", tmp_path / "run")
-    assert typed.status == 2
-    assert "new or empty folder" in typed.err
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
-
-
-def test_several_targets_cannot_be_served(omnidraft: Command, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    two = json.dumps([str(tiny_pair.target)] * 2)
-    typed = omnidraft(
-        "serve", "--drafter", tiny_pair.drafter, "--set", f"targets={two}", "--port", 0, "--run", tmp_path / "run"
-    )
-    assert typed.status == 2
-    assert "Traceback" not in typed.err

@@ -20,7 +20,6 @@ from store.events import PromptReceived, Updated
 from store.log.manifest import read_manifest
 from store.log.partitions import close_partition, create_worker_partition
 from store.log.run_log import RunLog
-from store.query.log_reader import LogReader
 
 PROMPTS = 12
 
@@ -88,33 +87,6 @@ def test_texts_do_not_depend_on_work_items_and_the_log_holds_all_reported_prompt
     assert [one.prompt.offset for one in finished] == completed
     assert [offset for report in reports for offset, _ in report.refused] == [2]
     assert not any(one.prompt.prompt_text or one.prompt.completion_text for one in finished)
-
-
-def test_sequences_in_flight_continue_across_work_items(config, run):
-    """One prompt never fills a batch of two: a work item ends at once, and its sequence continues in the next one."""
-    prompts = [prompt for prompt in read_prompts(config) if prompt.offset != 2][:4]
-    worker = start_worker(config, create_worker_partition(run))
-    reports, _ = work_until_done(worker, [[prompt] for prompt in prompts])
-    assert [len(report.completed) for report in reports[:1]] == [0]
-    assert max(row["rows"] for row in read_block_rows(worker, run)) == 2
-
-
-def read_block_rows(worker: DecodeWorker, run: Path) -> list[dict]:
-    worker.finish()
-    return select_rows(run, "FROM blocks")
-
-
-def test_a_log_that_is_committed_at_any_time_holds_whole_prompts(config, run):
-    worker = start_worker(config, create_worker_partition(run))
-    prompts = read_prompts(config)
-    seen = 0
-    for begin in range(0, len(prompts), 2):
-        worker.work(prompts[begin : begin + 2], None, more=True)
-        with LogReader([run]) as log:
-            rows = log.select('SELECT "offset", count(*) AS blocks FROM blocks GROUP BY 1 ORDER BY 1').to_pylist()
-            assert rows == log.select('SELECT "offset", blocks FROM prompts ORDER BY 1').to_pylist()
-        seen = max(seen, len(rows))
-    assert seen > 0
 
 
 def test_a_worker_whose_partition_was_closed_cannot_continue(config, run):

@@ -19,7 +19,6 @@ from scaling import (
     find_owner,
     kill_owner,
     many_prompts,
-    read_texts,
     replay_on_cluster,
     replay_texts,
     run_in_parallel,
@@ -29,12 +28,10 @@ from scaling import (
 )
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401
 
-from pipeline.cli.run import _prepare
 from pipeline.cluster.run import WORKERS
 from pipeline.config.settings import Config
 from store.errors import ModelError, RunError, SourceError, UsageError
-from store.log.manifest import edit_manifest, read_manifest
-from store.log.mirror import NoMirror
+from store.log.manifest import edit_manifest
 from store.log.partitions import LEARNER, partition_folder, worker_folders
 from store.query.summary import SUMMARY
 
@@ -139,23 +136,6 @@ def test_a_run_whose_leader_was_killed_resumes(address, stream, tmp_path: Path):
     assert sorted(display.completed) == [offset for offset, _ in texts]
 
 
-@pytest.mark.sweep
-def test_a_stopped_run_resumes_only_with_ray(address, stream, tmp_path: Path):
-    config, texts = stream
-    run = tmp_path / "run"
-    leader = start_replay_command(config, run, address, tmp_path)
-    assert wait_until(threading.Event(), lambda: count_committed_prompts(run) >= 4)
-    leader.terminate()
-    _, errors = leader.communicate(timeout=120)
-    assert leader.returncode == 130, errors
-    assert f"--resume {run} --ray {address}" in errors
-    with pytest.raises(RunError, match="begun with --ray"):
-        _prepare(config, run, NoMirror(run), None, resume=True)
-    assert len(read_texts(run)) < len(texts)
-    replay_on_cluster(config, run, address, 1, resume=True)
-    assert_whole(run, texts)
-
-
 @pytest.mark.slow
 def test_a_worker_joins_while_it_runs(address, stream, tmp_path: Path):
     config, texts = stream
@@ -169,26 +149,6 @@ def test_a_worker_joins_while_it_runs(address, stream, tmp_path: Path):
     assert_whole(run, texts)
     assert len(worker_folders(run)) == 2
     assert display.notes == []
-
-
-@pytest.mark.sweep
-def test_a_worker_leaves_while_it_runs(address, stream, tmp_path: Path):
-    config, texts = stream
-    run, finished_at = tmp_path / "run", []
-
-    def look(over: threading.Event) -> None:
-        if wait_until(over, lambda: read_manifest(worker_folders(run)[1]).finished):
-            finished_at.append(count_committed_prompts(run))
-
-    with run_in_parallel(look):
-        _, display = replay_on_cluster(
-            config, run, address, 2, display=RecordingDisplay(lambda: (run / WORKERS).write_text("1\n"), after=8)
-        )
-    assert_whole(run, texts)
-    assert len(worker_folders(run)) == 2
-    assert display.notes == []
-    assert finished_at
-    assert finished_at[0] < PROMPTS
 
 
 @pytest.mark.sweep
@@ -220,22 +180,6 @@ def test_an_error_of_a_worker_is_raised(address, stream, tmp_path: Path):
     nowhere = config.with_overrides({"targets": (str(tmp_path / "nowhere"),)})
     with pytest.raises(ModelError, match="nowhere"):
         replay_on_cluster(nowhere, tmp_path / "run", address, 1)
-
-
-@pytest.mark.sweep
-def test_a_run_does_not_resume_with_another_stream(address, stream, tmp_path: Path):
-    config, _ = stream
-    run = tmp_path / "run"
-    own = tmp_path / "own.jsonl"
-    own.write_bytes(Path(config.sources[0]).read_bytes())
-    config = config.with_overrides({"sources": (str(own),)})
-    leader = start_replay_command(config, run, address, tmp_path)
-    assert wait_until(threading.Event(), lambda: count_committed_prompts(run) >= 4)
-    leader.terminate()
-    leader.communicate(timeout=120)
-    own.write_text("\n".join(reversed(own.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
-    with pytest.raises(SourceError, match="must begin with"):
-        replay_on_cluster(config, run, address, 1, resume=True)
 
 
 def test_several_targets_and_a_cluster_that_is_not_there_are_refused(stream, tmp_path: Path):

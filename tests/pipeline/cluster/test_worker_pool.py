@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from event_making import make_completed
 
-from pipeline.cli.run import Several, _prepare, _several
+from pipeline.cli.run import Several, _prepare
 from pipeline.cluster.learner import LearnerReport
-from pipeline.cluster.messages import ActorLost, DeadError, GoneError, WorkerReady, WorkReported
+from pipeline.cluster.messages import ActorLost, DeadError, WorkerReady, WorkReported
 from pipeline.cluster.worker import WorkerReport, WorkerSetup
 from pipeline.cluster.worker_pool import (
     MAX_CALLS,
-    MAX_QUEUED_WORK_ITEMS,
     RESTART_BUDGET,
     Actors,
     WorkerPool,
@@ -112,19 +111,6 @@ def test_pending_calls_of_a_worker_are_limited(pool, actors):
     assert pool.accepts_work("worker-000")
 
 
-def test_no_more_prompts_while_examples_wait(pool, actors):
-    for offset in range(MAX_QUEUED_WORK_ITEMS + 1):
-        assert pool.accepts_work("worker-000")
-        complete_prompt(pool, actors, offset)
-    assert not pool.accepts_work("worker-000")
-    start_learner(pool, actors)
-    pool.wait(0.0)
-    actors.results |= {refs[0]: NOTHING for _, name, _, refs in actors.calls if name == "learn"}
-    pool.wait(0.0)
-    assert pool.accepts_work("worker-000")
-    assert not pool.is_learning
-
-
 def test_unanswered_work_items_of_a_dead_learner_are_resent_in_order(pool, actors):
     start_learner(pool, actors)
     sent = [complete_prompt(pool, actors, offset) for offset in range(2)]
@@ -138,16 +124,6 @@ def test_unanswered_work_items_of_a_dead_learner_are_resent_in_order(pool, actor
     resent = [arguments[0] for actor, arguments in actors.find_calls("learn") if actor == actors.calls[-1][0]]
     assert resent == sent
     assert len(actors.killed) == 1
-
-
-def test_a_work_item_that_is_lost_with_a_machine_is_no_crash(pool, actors):
-    start_learner(pool, actors)
-    complete_prompt(pool, actors, 0)
-    pool.wait(0.0)
-    actors.set_results("learn", GoneError("its machine"))
-    assert pool.wait(0.0) == []
-    assert actors.killed == []
-    assert not pool.is_learning
 
 
 def test_a_work_item_that_crashes_every_learner_ends_the_run(pool, actors):
@@ -166,15 +142,6 @@ def _crash_repeatedly(pool: WorkerPool, actors: ScriptedActors) -> None:
         actors.set_results("start", NOTHING, None)
         actors.set_results("learn", DeadError("again"))
         pool.wait(0.0)
-
-
-def test_a_learner_restarts_while_another_holds_the_partition(pool, actors):
-    pool.start_learner(object())  # type: ignore[arg-type]
-    pool.wait(0.0)
-    actors.set_results("start", RunError("another process"))
-    assert pool.wait(0.0) == [ActorLost("learner", "another process")]
-    pool.wait(0.0)
-    assert len({actor for actor, _ in actors.find_calls("start")}) == 3  # a worker and two learners
 
 
 def test_every_worker_receives_the_newest_weights_once(pool, actors, tmp_path: Path):
@@ -210,9 +177,3 @@ def test_a_missing_ray_is_reported_with_the_extra_to_install(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'omnidraft\[ray\]'"):
         _prepare(Config(), tmp_path / "run", NoMirror(tmp_path / "run"), Several("local", 2), resume=False)
-
-
-def test_workers_need_a_cluster():
-    with pytest.raises(ConfigError, match="--workers needs --ray"):
-        _several(None, 2)
-    assert (_several(None, None), _several("auto", None)) == (None, Several("auto", 1))

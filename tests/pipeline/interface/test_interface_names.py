@@ -1,7 +1,5 @@
 """`import pipeline`: its public names, what they load, and how settings are given to them."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ from test_layout import modules_after
 
 import pipeline
 from pipeline.config.settings import Config
-from pipeline.interface.arguments import build_config, flatten_settings, model_settings
+from pipeline.interface.arguments import build_config
 
 HEAVY = {"torch", "transformers", "mlflow", "river", "duckdb", "pyarrow", "numpy"}
 
@@ -18,17 +16,6 @@ HEAVY = {"torch", "transformers", "mlflow", "river", "duckdb", "pyarrow", "numpy
 def test_every_public_name_is_there_and_documented(name: str):
     assert len(getattr(pipeline, name).__doc__) > 40
     assert name in dir(pipeline)
-
-
-def test_no_public_name_is_hidden_by_a_module():
-    """`import pipeline.serve` sets an attribute `serve`, so no function can have that name."""
-    modules = {module.name for module in pkgutil.iter_modules(pipeline.__path__)}
-    assert modules & set(pipeline.__all__) == set()
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'replays'"):
-        importlib.import_module("pipeline").replays  # noqa: B018
 
 
 def test_importing_loads_nothing_large():
@@ -67,18 +54,3 @@ def test_settings_of_a_file_and_of_a_config_are_overridden(tmp_path: Path):
 def test_settings_that_are_refused(overrides: dict[str, object], message: str):
     with pytest.raises(pipeline.ConfigError, match=message):
         build_config(None, overrides)
-
-
-def test_a_file_of_settings_that_is_missing():
-    with pytest.raises(pipeline.ConfigError, match="Cannot read the configuration file"):
-        build_config("nowhere.toml", {})
-
-
-def test_an_empty_section_is_not_dropped_without_a_word():
-    assert flatten_settings({"nothing": {}}) == {"nothing": {}}
-
-
-def test_models_are_named_by_texts_paths_and_lists():
-    found = model_settings(["builtin:target-7m", Path("models/mine")], Path("models/small"))
-    assert found == {"targets": ("builtin:target-7m", "models/mine"), "drafter": "models/small"}
-    assert model_settings(None, None) == {}

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import signal
 import threading
@@ -17,10 +16,8 @@ from replaying import QUICK
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 import pipeline
-from pipeline.run.replay import Replay
 from pipeline.sources.stream import stream
 from store.events import PromptReceived
-from store.registry.registered_version import name_of_pair
 
 PROMPTS = 10  # of each source
 THREADS = 3
@@ -67,42 +64,6 @@ def test_a_replay_has_a_typed_result(tiny_pair: TinyPair, tmp_path: Path, capfd:
 
 
 @pytest.mark.slow
-def test_progress_goes_to_standard_error(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    quick(tiny_pair, tmp_path / "run", progress=True, publish={"enabled": True, "interval": 5})
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "version 0 (floor)" in shown.err
-
-
-@pytest.mark.slow
-def test_what_is_published_is_named(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    result = quick(tiny_pair, tmp_path / "run", publish={"enabled": True, "interval": 5})
-    assert [version["version"] for version in result.summary.versions][:3] == [0, 1, 2]
-    assert result.mlflow_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    version = pipeline.load_version(2, uri=result.mlflow_uri)
-    assert (version.run, version.version) == ("run", 1)
-    assert version.name == name_of_pair(str(tiny_pair.target), str(tiny_pair.drafter))
-    again = pipeline.replay(
-        tiny_pair.more, target=tiny_pair.target, drafter=version, run=tmp_path / "next", config=QUICK
-    )
-    assert json.loads((again.run / "config.json").read_text())["drafter"] == f"models:/{version.name}/2"
-    assert again.mlflow_uri == result.mlflow_uri
-
-
-@pytest.mark.slow
-def test_two_replays_in_one_process_decide_alike(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    first, second = (quick(tiny_pair, tmp_path / name) for name in ("first", "second"))
-    with first.log() as one, second.log() as other:
-        query = "SELECT * EXCLUDE (run) FROM decisions"
-        assert one.sql(query).equals(other.sql(query))
-        assert one.sql(query).num_rows > 100
-
-
-@pytest.mark.slow
 def test_a_replay_runs_in_any_thread(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(quick, tiny_pair, tmp_path / name) for name in ("first", "second")]
@@ -143,17 +104,6 @@ def test_ctrl_c_commits_and_raises_and_the_run_resumes(
     assert result.summary.totals.prompts == PROMPTS
     with pytest.raises(pipeline.RunError, match="but it is finished"):
         pipeline.replay(resume=tmp_path / "run")
-
-
-def test_warnings_are_logged(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-):
-    monkeypatch.setattr(Replay, "total", lambda self: logging.getLogger("omnidraft").warning("a warning"))
-    quick(tiny_pair, tmp_path / "run")
-    assert "a warning" in caplog.messages
 
 
 @pytest.mark.slow

@@ -27,20 +27,6 @@ def test_a_registered_version_is_described(published: Published, tiny_pair: Tiny
     assert 0 < version.metrics["probe/acceptance"] < 1
 
 
-def test_an_alias_names_the_version_that_has_it(published: Published):  # noqa: F811
-    version = pipeline.load_version("omnidraft-drafter@candidate", published.uri)
-    assert version.number == published.newest
-    assert "candidate" in version.aliases
-
-
-def test_a_folder_is_a_version_too(published: Published):  # noqa: F811
-    by_folder, by_number = pipeline.load_version(published.folder(2)), pipeline.load_version(2, published.uri)
-    assert by_folder == pipeline.load_version(str(published.folder(2)))
-    assert (by_folder.number, by_folder.uri, by_folder.metrics) == (None, None, {})
-    assert by_folder.reference == str(published.folder(2))
-    assert (by_folder.digest, by_folder.created_at) == (by_number.digest, by_number.created_at)
-
-
 def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (model, tokenizer), (same, _) = (
@@ -67,13 +53,6 @@ def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeyp
 def test_versions_that_are_not_there(published: Published, name: int | str, message: str):  # noqa: F811
     with pytest.raises(pipeline.ModelError, match=message):
         pipeline.load_version(name, published.uri)
-
-
-def test_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(pipeline.UsageError, match=r"runs/mlflow\.db"):
-        pipeline.load_version(1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_no_version_or_was_changed(published: Published, tmp_path: Path):  # noqa: F811

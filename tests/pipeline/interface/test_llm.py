@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -46,38 +45,10 @@ def test_greedy_completions_are_the_target_s(llm: pipeline.LLM, tiny_pair: TinyP
     assert max(one.tokens_per_pass for one in completions) > 1
 
 
-def test_one_text_gives_one_completion(llm: pipeline.LLM):
-    alone, listed = llm.generate(PROMPTS[0], **GREEDY), llm.generate([PROMPTS[0]], **GREEDY)[0]
-    # The usage may differ: the second call drafts from what the first one emitted.
-    assert replace(alone, usage=listed.usage) == listed
-    assert llm.generate([]) == []
-
-
-def test_penalties_biases_and_ends_are_those_of_requests(llm: pipeline.LLM):
-    plain = llm.generate(PROMPTS[0], **GREEDY)
-    first = plain.tokens[0]
-    banned = llm.generate(PROMPTS[0], **GREEDY, logit_bias={first: -100}, presence_penalty=2)
-    assert first not in banned.tokens
-    ended = llm.generate(PROMPTS[0], **GREEDY, stop_token_ids=[first], repetition_penalty=1.0, min_p=0.1)
-    assert (ended.tokens, ended.finish) == ((first,), "stop")
-    for wrong in ({"logit_bias": {10**6: 1}}, {"frequency_penalty": 3}, {"min_p": 2}, {"stop_token_ids": [-1]}):
-        with pytest.raises(
-            pipeline.ConfigError, match=r"logit_bias must|frequency_penalty must|min_p|stop_token_ids must"
-        ):
-            llm.generate(PROMPTS[0], **wrong)
-
-
 def test_a_stream_is_the_completion_in_parts(llm: pipeline.LLM):
     parts = list(llm.stream(PROMPTS[0], **GREEDY))
     assert "".join(parts) == llm.generate(PROMPTS[0], **GREEDY).text
     assert len(parts) > 1
-
-
-def test_a_stream_that_is_closed_is_cancelled(llm: pipeline.LLM):
-    parts = llm.stream(PROMPTS[0], temperature=0, max_tokens=90)
-    assert next(parts)
-    parts.close()
-    wait_until(lambda: llm._open.read_status().running == 0)
 
 
 def test_a_conversation_is_completed(llm: pipeline.LLM):
@@ -129,10 +100,6 @@ def test_threads_share_it(llm: pipeline.LLM, tiny_pair: TinyPair):  # noqa: F811
     assert found == [greedy_generate(tiny_pair, text) for text in PROMPTS]
 
 
-def test_more_prompts_than_a_server_lets_wait(llm: pipeline.LLM):
-    assert len(llm.generate(["Ann has"] * 300, max_tokens=1)) == 300
-
-
 def test_an_interrupt_cancels_what_is_under_way(llm: pipeline.LLM, monkeypatch: pytest.MonkeyPatch):
     def interrupt(request: object) -> None:
         raise KeyboardInterrupt
@@ -159,23 +126,6 @@ def test_nothing_is_left(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytes
     for use in (lambda: llm.generate("Ann has"), lambda: next(llm.stream("Ann has")), lambda: llm.chat([])):
         with pytest.raises(pipeline.UsageError, match="this one is closed"):
             use()
-
-
-def test_one_that_is_forgotten_is_closed(tiny_pair: TinyPair):  # noqa: F811
-    threads = set(threading.enumerate())
-    llm = make_llm(tiny_pair)
-    llm.generate(PROMPTS[0], max_tokens=2)
-    del llm
-    assert set(threading.enumerate()) <= threads
-
-
-def test_closing_lets_other_threads_finish(tiny_pair: TinyPair):  # noqa: F811
-    llm = make_llm(tiny_pair)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(llm.generate, PROMPTS[0], temperature=0, max_tokens=90)
-        wait_until(lambda: llm._open.read_status().running > 0 or waiting.done())
-        llm.close()
-        assert waiting.result().text
 
 
 def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
@@ -208,14 +158,6 @@ def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  #
         assert "request-0" in log.table("prompts")["prompt_id"].to_pylist()
     with pytest.raises(pipeline.RunError, match="name another"):
         make_llm(tiny_pair, run=run)
-
-
-@pytest.mark.slow
-def test_a_version_is_the_drafter(published: Published, tiny_pair: TinyPair):  # noqa: F811
-    with make_llm(tiny_pair, drafter=pipeline.load_version(2, published.uri)) as llm:
-        assert llm.generate(PROMPTS[0], **GREEDY).tokens == greedy_generate(tiny_pair, PROMPTS[0])
-    with make_llm(tiny_pair, drafter=pipeline.load_version(published.folder(2))) as llm:
-        assert llm.generate(PROMPTS[0], **GREEDY).tokens == greedy_generate(tiny_pair, PROMPTS[0])
 
 
 def test_llms_that_are_refused(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811

@@ -72,12 +72,3 @@ def test_it_is_written_again_where_the_earlier_version_was_removed(tmp_path: Pat
         (tmp_path / "0" / "adapter" / "weights.safetensors").unlink()
     assert make_version(files, tmp_path / "1", "b") == content(0, "b")
     assert drafter.saved == 2
-
-
-def test_a_version_outlives_the_one_whose_files_it_shares(tmp_path: Path):
-    drafter = Drafter()
-    files = DrafterFiles(drafter.save, lambda: drafter.version)
-    make_version(files, tmp_path / "0", "a")
-    make_version(files, tmp_path / "1", "b")
-    shutil.rmtree(tmp_path / "0")
-    assert open_version(tmp_path / "1")["files"].keys() == content(0, "b").keys()

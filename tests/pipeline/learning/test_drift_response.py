@@ -10,7 +10,7 @@ import torch
 from event_making import make_drifted, make_updated
 from stored_states import store
 
-from pipeline.learning.drift_response import EXAMPLES_KEPT, TRIAL, Recall, ResetHead, VersionSource
+from pipeline.learning.drift_response import TRIAL, Recall, ResetHead, VersionSource
 from stages.contract.blocks import SoftTarget, TrainingExample
 from store.events import Recalled, Updated
 
@@ -127,10 +127,6 @@ def test_the_present_stays_where_no_version_wins_by_the_margin(tmp_path: Path, r
     assert distill.calls == ["restart"], "its head begins again all the same"
 
 
-def test_of_equals_the_newest_comes_back(tmp_path: Path):
-    assert respond_to(recall_of(tmp_path, 0.1, [0.5, 0.6, 0.6, 0.2])[0]).version == 2
-
-
 def test_versions_are_scored_on_the_prompts_since_the_change_alone(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
     respond_to(answer, changed_at=7)
@@ -189,27 +185,6 @@ def test_a_trial_that_the_end_of_the_stream_interrupts_is_logged(tmp_path: Path)
     assert list(answer.end()) == []
 
 
-def test_of_many_versions_the_baseline_and_the_newest_are_scored(tmp_path: Path):
-    answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
-    event = respond_to(answer)
-    assert (event.candidates, event.version) == (3, 4)
-    assert set(versions.read_folders) == {"000000", "000003", "000004"}
-
-
-def test_a_limit_of_one_version_scores_the_baseline(tmp_path: Path):
-    answer, _, versions = recall_of(tmp_path, 0.3, [0.6, 0.9], most=1)
-    assert (respond_to(answer).version, set(versions.read_folders)) == (0, {"000000"})
-
-
-def test_no_more_examples_are_kept_than_are_recent(tmp_path: Path):
-    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
-    for offset in range(10, 100):
-        list(answer.observe(example_of(offset)))
-    *_, event = answer.respond(make_drifted(offset=99, changed_at=0))
-    assert event.prompts == EXAMPLES_KEPT
-    assert distill.trainer.scored[0] == list(range(100 - EXAMPLES_KEPT, 100))
-
-
 def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [])
     assert [event.offset for event in answer.respond(make_drifted(offset=9, changed_at=6))] == [8]
@@ -220,21 +195,6 @@ def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path)
     assert [event.offset for event in answer.respond(make_drifted(offset=9, changed_at=6))] == [8]
     assert list(answer.observe(example_of(10))) == [], "a drafter that never changed"
     assert (distill.calls, distill.trainer.scored) == (["restart"], [])
-
-
-def test_without_a_prompt_since_the_change_the_next_one_decides(tmp_path: Path):
-    answer, before, versions = recall_of(tmp_path, 0.3, [0.9])
-    assert [event.offset for event in answer.respond(make_drifted(offset=99, changed_at=50))] == [8]
-    assert before.held == 1, "no update is begun until versions were scored"
-    assert list(answer.observe(replace(example_of(100), soft_targets=()))) == [], "from which only the head learns"
-    state = store(answer.state_dict())
-    source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
-    answer = Recall(distill := Distill(0.3), source, 0.02, 12)  # type: ignore[arg-type]
-    answer.load_state_dict(state)
-    assert distill.held == 1
-    assert list(answer.observe(example_of(101))) == [], "it is put on trial"
-    assert (distill.held, distill.trainer.scored) == (1, [[101], [101]])
-    assert float(distill.trainer.weights) == pytest.approx(0.3)
 
 
 def test_a_head_reset_restarts_and_reports_the_update_that_it_dropped():

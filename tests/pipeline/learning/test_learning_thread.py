@@ -86,9 +86,3 @@ def test_an_update_under_way_at_the_end_of_the_stream_is_reported_and_served(
     assert [update.offset for update in in_place] == [update.offset for update in in_parallel]
     assert in_parallel[-1].offset == PROMPTS - 2
     assert in_parallel[-1].drafter_version == sum(update.served for update in in_parallel)
-
-
-def test_adapters_learn_in_place(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    adapters = {"learn__lora_rank": 4}
-    runs = [events_of(tiny_pair, tmp_path, lag=lag, **adapters) for lag in (0, 1)]
-    assert runs[0] == runs[1]

@@ -26,17 +26,6 @@ def completions(run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_text_is_that_without_learning_and_the_drafter_gains(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run_replay(config_of(tiny_pair, **LEARNING, learn__enabled=False), tmp_path / "plain")
-    run_replay(config_of(tiny_pair, **LEARNING), tmp_path / "learning")
-    assert completions(tmp_path / "learning") == completions(tmp_path / "plain")
-    updates = [row for row in table_of(tmp_path / "learning", "updates").to_pylist() if row["part"] == "drafter"]
-    assert any(row["served"] for row in updates)
-    last = updates[-1]
-    assert last["acceptance_after"] > last["acceptance_floor"]
-
-
-@pytest.mark.slow
 def test_a_published_version_has_an_output_layer_of_its_own_and_drafts(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     changes = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path / 'ml.db'}"}
     run_replay(config_of(tiny_pair, **LEARNING, **changes), tmp_path / "run")

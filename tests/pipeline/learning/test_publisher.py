@@ -8,7 +8,7 @@ import pytest
 from event_making import make_completed
 from event_making import make_drifted as drift
 
-from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
+from pipeline.learning.publisher import FolderPublisher, Numbers, Origin
 from pipeline.recorder import Versions
 from stages.learn.training.probe import ProbeResult
 from store.events import VersionPublished
@@ -98,14 +98,6 @@ def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, 
     assert answered == [None, None, 7, None]
 
 
-def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher: FolderPublisher, drafter: Drafter):
-    list(publisher.publish_baseline())
-    assert list(publisher.publish_on_drift(drift())) == []
-    drafter.learn()
-    list(publisher.publish_on_drift(drift()))
-    assert list(publisher.publish_on_drift(drift())) == []
-
-
 def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, tmp_path: Path):
     events = list(publisher.publish_baseline())
     for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
@@ -113,14 +105,6 @@ def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublis
     assert [event.acceptance for event in events] == [None, 30 / 60, 6 / 60]
     metrics = [manifest["metrics"] for manifest in manifests(tmp_path, events)]
     assert metrics[1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
-
-
-def test_a_stream_with_nothing_judged_has_no_acceptance(publisher: FolderPublisher):
-    list(publisher.publish_baseline())
-    events = [
-        event for offset in range(3) for event in publisher.publish_if_due(make_completed(offset, judged=0, accepted=0))
-    ]
-    assert only(iter(events)).acceptance is None
 
 
 def test_the_end_is_published_only_if_something_changed(publisher: FolderPublisher, drafter: Drafter):
@@ -148,23 +132,6 @@ def test_the_folder_is_sealed_and_records_its_origin(publisher: FolderPublisher,
     assert manifest["created_at"] == "2026-01-02T03:04:01+00:00"
 
 
-def test_earlier_versions_stay_as_they_are(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
-    baseline = only(publisher.publish_baseline())
-    drafter.learn()
-    later = only(publisher.end())
-    assert open_version(tmp_path / baseline.folder)["digest"] == baseline.digest != later.digest
-
-
-def test_no_publisher_publishes_nothing():
-    nothing = NoPublisher()
-    assert [
-        *nothing.publish_baseline(),
-        *nothing.publish_on_drift(drift()),
-        *nothing.publish_if_due(make_completed(0)),
-        *nothing.end(),
-    ] == []
-
-
 def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path):
     """Each target's first version is its baseline."""
     numbers, drafters, publishers = Numbers(), {}, {}
@@ -188,14 +155,6 @@ def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(t
     assert len({event.folder for event in found}) == 5
     folders = [(event.version, tmp_path / event.folder) for event in found if event.target == "small"]
     assert list(publishers["small"].folders) == folders, "oldest first"
-
-
-def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
-    assert list(publisher.folders) == []
-    baseline = only(publisher.publish_baseline())
-    drafter.learn()
-    end = only(publisher.end())
-    assert list(publisher.folders) == [(0, tmp_path / baseline.folder), (1, tmp_path / end.folder)]
 
 
 def test_the_probe_measures_a_drafter_once(drafter: Drafter, tmp_path: Path):

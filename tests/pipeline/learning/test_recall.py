@@ -17,7 +17,6 @@ from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
-from stages.drafting.head import AcceptanceHead, load_head
 from stages.engine.models.language_model import read_trained_weights
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
@@ -117,62 +116,12 @@ def test_the_better_earlier_version_comes_back_bit_for_bit(
     assert len(run.later) == 11, "and the stream continues"
 
 
-def test_the_version_s_head_comes_back_with_it(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = Run(tiny_pair, tmp_path, spoilt)
-    (version,) = [event for event in run.versions if event.version == run.recalled.version]
-    head = AcceptanceHead(run.models.drafter.hidden_size, 99)
-    load_head(head, tmp_path / version.folder / "head.safetensors")
-    assert same(run.head, copy_weights(head.parameters()))
-
-
-@pytest.mark.constants(recall_margin=0.3)
-def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = Run(tiny_pair, tmp_path, is_unharmed)
-    recalled = run.recalled
-    assert recalled.version is None
-    assert recalled.acceptance_best <= recalled.acceptance_present + 0.3
-    assert same(run.served, run.before)
-
-
-def test_weights_that_several_versions_have_are_scored_once(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    scored, measure = [], DrafterTrainer.measure_acceptance
-
-    def measure_noted(trainer: DrafterTrainer, weights: list[Tensor] | None, examples: Any) -> float | None:
-        scored.append(weights)
-        return measure(trainer, weights, examples)
-
-    monkeypatch.setattr(DrafterTrainer, "measure_acceptance", measure_noted)
-    run = Run(tiny_pair, tmp_path, is_unharmed, learn__interval=6)
-    assert run.recalled.version is None
-    assert run.recalled.candidates > 3, "versions, in which the drafter is as loaded or as after its only update"
-    assert [weights is None for weights in scored] == [True, False]
-    assert run.recalled.acceptance_present > 0
-
-
 def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Two prompts to an update: the one handed in with the prompt before the drift."""
     run = Run(tiny_pair, tmp_path, is_unharmed, lag=1)
     assert [update.offset for update in run.dropped] == [AT - 1]
     in_place = Run(tiny_pair, tmp_path / "in place", is_unharmed)
     assert in_place.dropped == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 2, 12])
-def test_no_more_versions_are_scored_than_configured(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    most: int,
-):
-    with constants(recall_versions=most, recall_margin=1.0):
-        run = Run(tiny_pair, tmp_path, spoilt)
-    before = [event for event in run.versions if event.reason in ("floor", "drift") or event.offset < AT]
-    assert run.recalled.candidates == min(most, len(before))
-    assert run.recalled.version is None, "none wins by such a margin"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_making import make_completed, make_drifted
-from learner_hosting import make_config, make_learner_config, make_service
+from event_making import make_drifted
 from learner_hosting import prompts as sums
-from loop_doubles import StubDistill, prompts_of, runner_of, stub_loop, stub_runner
+from loop_doubles import StubDistill, prompts_of, runner_of, stub_loop
 from replaying import config_of
 from stored_states import store
 from tiny_pair import TinyPair, tiny_pair
@@ -21,11 +20,10 @@ from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
 from stages.choose import LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import TrainingExample
-from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
 from stages.learn.training.weight_update import Weights
-from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
+from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
 
 __all__ = ["tiny_pair"]  # a fixture
 AT = 3  # the prompt that brings a drift to light
@@ -70,26 +68,6 @@ def test_a_version_that_is_taken_back_wakes_the_next_block_once():
     runner_of(loop).learner._response.to = take
     list(loop.run(prompts_of("abc", "abc", "abc")))
     assert wakes(loop) == [3]
-
-
-def test_the_end_of_a_stream_has_what_was_undecided_about_a_drift():
-    loop, undecided = stub_loop(), Recalled(2, "big", None, 1, 3, 0.3, 0.7, 0.1)
-    runner_of(loop).learner._response.end = lambda: (undecided,)
-    events = list(loop.run(prompts_of("abc", "abc", "abc")))
-    assert events.count(undecided) == 1
-    last = max(number for number, event in enumerate(events) if isinstance(event, PromptCompleted))
-    assert events.index(undecided) > last
-
-
-def test_an_update_wakes_all_targets_that_share_the_drafter():
-    first = stub_loop()
-    distill, second = runner_of(first).learner.distill, stub_runner(first.clock, "small")
-    second.learner.distill = distill
-    loop = Loop({**first.runners, "small": second}, lambda offset: ("big", "small")[offset % 2], 2, first.clock)
-    list(loop.run(prompts_of("a", "abc", "abc")))
-    assert distill.drafter_version == 3
-    assert wakes(loop, "small") == [0], "by the first prompt of the other"
-    assert wakes(loop) == [1, 3], "by its own, then by that of the other"
 
 
 class ScheduledConnection:
@@ -166,21 +144,6 @@ def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path
     assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which was reset, learns from it"
 
 
-def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: TinyPair, tmp_path: Path):
-    """Although drafting never pays, and the own text and the memory have trees."""
-    loop, pauses = paused_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
-    choose: ChooseDraft = runner_of(loop, *loop.runners).stages.decode
-    choose._chooser._costs = pauses._costs = Costs(((1, 1.0),), ((1, 9.0),))
-    before, after = split(list(loop.run(sums(AT + 11))))
-    steps = [event.offset for event in after if isinstance(event, Updated) and event.part == "head"]
-    assert not [event for event in before if isinstance(event, Updated)]
-    assert steps, "it has labels"
-    assert steps[0] <= AT + 10
-    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), (
-        "and drafting is paused again"
-    )
-
-
 def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair: TinyPair, tmp_path: Path):
     """The snapshot is taken after the drift and before the block that it wakes."""
     whole = split(list(paused_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
@@ -201,17 +164,3 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair:
     events = list(resumed.run(stream))
     assert find_drafted(events) == find_drafted(whole)
     assert find_drafted(events)[0] > 0
-
-
-def test_a_remote_learner_sends_a_head_that_a_drift_reset_at_once(tiny_pair: TinyPair, tmp_path: Path):
-    config = make_config(tiny_pair, learn__interval=1000)
-    handed: dict[int, Weights] = {}
-    with make_service(make_learner_config(config, tmp_path / "run")) as host:
-        host._learner._drift = OneFall()
-        for offset in range(AT + 3):
-            host.on_prompt_completed(CompletedPrompt(make_completed(offset), None))
-            if weights := host.take_new_weights():
-                handed[offset] = weights
-        host.pause(0.1)
-    assert list(handed) == [AT]
-    assert (handed[AT].drafter_version, handed[AT].drifts) == (0, 1)

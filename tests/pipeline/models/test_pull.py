@@ -81,16 +81,6 @@ def test_a_model_is_put_together_of_its_wheels(model: PullableModel, tmp_path: P
     assert locate(NAME, "", tmp_path) == str(folder)
 
 
-def test_a_folder_of_the_same_name_comes_first(model: PullableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=f"not on this machine yet; fetch it with: omnidraft zoo {NAME}"):
-        locate(NAME, "", tmp_path)
-    with pytest.raises(ModelError, match="without 'builtin:'"):
-        locate(f"builtin:{NAME}", "", tmp_path)
-    (tmp_path / NAME).mkdir()
-    assert locate(NAME, "", tmp_path) == NAME
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["wheel", "whole"])
 def test_a_file_that_is_not_the_recorded_one_is_refused(
@@ -138,14 +128,6 @@ def test_what_keeps_pip_from_its_work_is_named(
     assert list_models(tmp_path) == set()
 
 
-def test_too_little_space_is_seen_before_anything_is_fetched(
-    model: PullableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(PULLABLE, NAME, replace(model, parameters=10**15))
-    with pytest.raises(ModelError, match=r"needs [\d,]+ MB in .*, but [\d,]+ MB are free; .* OMNIDRAFT_CACHE"):
-        pull(NAME, pytest.fail)
-
-
 def fill_the_disk(model: PullableModel, gguf: Path, folder: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -164,25 +146,6 @@ def test_a_pull_that_breaks_off_leaves_nothing(
     with pytest.raises(error):
         pull(NAME, ignore)
     assert list_models(tmp_path) == set()
-
-
-def test_what_a_killed_pull_left_is_cleared_away(model: PullableModel, tmp_path: Path):
-    stale = tmp_path / "cache" / "models" / f".{NAME}-killed" / "model"
-    stale.mkdir(parents=True)
-    (stale / "model.safetensors").write_bytes(b"a part")
-    with pytest.raises(ModelError, match="omnidraft zoo made-up"):
-        locate(NAME, "", tmp_path)
-    pull(NAME, ignore)
-    assert list_models(tmp_path) == {NAME}
-
-
-@pytest.mark.parametrize("known", [model for name, model in PULLABLE.items() if name != NAME], ids=lambda one: one.name)
-def test_what_is_recorded_of_a_model_is_complete(known: PullableModel):
-    digests = [known.sha256, *(wheel.sha256 for wheel in known.wheels)]
-    assert len(set(digests)) == len(digests)
-    assert all(len(digest) == 64 and int(digest, 16) for digest in digests)
-    assert "https://" in known.terms
-    assert "redistributed" in known.terms or known.licence != "gemma"
 
 
 def test_the_commands_show_pull_and_find_it(model: PullableModel, tmp_path: Path, omnidraft: Command):  # noqa: F811

@@ -1,6 +1,5 @@
 """Plots are drawn in their own processes; a failure is reported and stops nothing."""
 
-import ast
 import importlib
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from places import ROOT
 
 from pipeline.cli import pages
-from pipeline.reports.artifacts import Module, command_of, draw, draw_run_plots
+from pipeline.reports.artifacts import Module, command_of, draw_run_plots
 from store.log.run_log import RunLog
 
 STARTED: dict[Module, list[tuple[Any, ...]]] = {
@@ -28,11 +26,6 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
         ]
     ],
 }
-
-
-def test_a_failure_to_draw_a_plot_has_a_reason(tmp_path: Path):
-    assert "No module named" in str(draw("watercolours"))
-    assert "must be a run's folder" in str(draw("curve", str(tmp_path), str(tmp_path / "curve.png")))
 
 
 def test_a_run_has_its_curve_and_its_tokens_even_without_a_prompt(tmp_path: Path):
@@ -64,26 +57,3 @@ def test_a_module_that_is_started_by_name_takes_what_it_is_given(module: Module,
         known = vars(found.PARSER.parse_args(words))  # ends the process at an unknown argument
         accepted = {str(value) for value in known.values()}
         assert {word for word in words if not word.startswith("--")} <= accepted
-
-
-@pytest.mark.parametrize("module", get_args(Module))
-def test_a_module_that_is_started_by_name_is_a_command(module: Module):
-    done = subprocess.run([*command_of(module), "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: ")
-
-
-def find_strings(path: Path) -> Iterator[str]:
-    """Yield all string constants of a module except docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-            yield node.value
-
-
-def test_one_function_names_the_modules_that_are_started():
-    modules = [path for package in ("pipeline", "stages", "store") for path in (ROOT / package).rglob("*.py")]
-    naming = {
-        path.relative_to(ROOT).as_posix() for path in modules if any("dashboards." in s for s in find_strings(path))
-    }
-    assert naming == {"pipeline/reports/artifacts.py"}

@@ -13,7 +13,6 @@ from rich.live import Live
 
 from pipeline.reports import terminal
 from pipeline.reports.log_output import LogLevel, write_log
-from store.log_records import PROJECT, collect_messages, handle_record
 
 LOG = logging.getLogger("omnidraft.test")
 
@@ -56,26 +55,6 @@ def test_json_has_the_time_the_level_the_logger_and_fields(capsys: pytest.Captur
     assert list(error) == ["time", "level", "logger", "message"]
 
 
-def test_json_has_the_traceback_and_the_process(capsys: pytest.CaptureFixture[str]):
-    with write_log(LogLevel.INFO, as_json=True):
-        try:
-            raise ValueError("bad")
-        except ValueError:
-            LOG.exception("stopped")
-        handle_record(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "learned", (), None), "learner")
-    stopped, learned = map(json.loads, capsys.readouterr().err.splitlines())
-    assert "ValueError: bad" in stopped["exception"]
-    assert (learned["message"], learned["process"]) == ("learned", "learner")
-
-
-def test_no_bar_and_no_panel_between_lines_of_json(capsys: pytest.CaptureFixture[str]):
-    with write_log(LogLevel.INFO, as_json=True), terminal.status("loading"), Live("panel", console=console()):
-        console().print("a line of a command")
-        LOG.info("loaded")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert json.loads(line)["message"] == "loaded"
-
-
 def console() -> Console:
     return terminal.stderr_console()
 
@@ -94,15 +73,6 @@ def test_a_line_goes_above_what_is_live(monkeypatch: pytest.MonkeyPatch):
     assert len(lines) == 2
     assert lines[0].endswith("\x1b[2K"), "the line of the panel is erased before"
     assert lines[1].startswith("the panel")
-
-
-def test_afterwards_everything_is_as_before(capsys: pytest.CaptureFixture[str]):
-    before = list(PROJECT.handlers), PROJECT.level, PROJECT.propagate
-    read_lines(capsys, as_json=True)
-    with collect_messages() as messages:
-        LOG.info("measured %d", 3)
-    assert messages == ["measured 3"]
-    assert (PROJECT.handlers, PROJECT.level, PROJECT.propagate) == before
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from io import StringIO
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from pipeline.reports.terminal import make_summary_table
@@ -67,55 +66,9 @@ def test_the_acceptance_of_the_run_has_its_interval_and_count():
     assert "acceptance of the drafter model: 0.322 (0.23 to 0.43, 1,087 judged)" in console.export_text()
 
 
-def test_a_missing_number_is_a_dash():
-    nothing = {"acceptance_rate": None, "block_efficiency": None, "judged_tokens": 0}
-    lines = print_summary({"docs": make_metrics(tokens_per_second=None, first_fifth=nothing, last_fifth=nothing)})
-    assert find_row(lines, "docs")[3:] == ["-", "-→-", "-→-", "-", "-"]
-
-
-def test_a_rate_over_few_tokens_is_left_out_with_the_reason():
-    few = {"acceptance_rate": 0.0, "block_efficiency": 2.0, "judged_tokens": 9}
-    lines = print_summary({"docs": make_metrics(last_fifth=few)})
-    assert find_row(lines, "docs")[4] == "0.250→-"
-    assert lines[-1] == "acceptance -: fewer than 10 tokens of the drafter model were judged"
-    assert "fewer than" not in "".join(print_summary({"docs": make_metrics()}))
-
-
-def test_versions_that_do_not_follow_each_other_are_listed():
-    lines = print_summary(
-        {
-            "docs": make_metrics(versions=[{"version": 3}, {"version": 5}]),
-            "code": make_metrics(versions=[{"version": 4}]),
-        }
-    )
-    assert " ".join(find_row(lines, "docs")).endswith("3, 5")
-    assert find_row(lines, "code")[-1] == "4"
-
-
-def test_rejected_rows_are_reported_with_their_file():
-    assert "rejected.jsonl" not in "".join(print_summary({"docs": make_metrics()}))
-    assert "1,234, see rejected.jsonl" in "".join(print_summary({"docs": make_metrics()}, rejected=1234))
-
-
-@pytest.mark.parametrize("action", ["reset", "recall", "none", "ignored", "cooldown"])
-def test_a_drift_is_listed_if_it_was_acted_upon(action: str):
-    lines = print_summary(
-        {"docs": make_metrics(prompts=9, emitted_tokens=1, drifts=[{"offset": 612, "action": action}])}
-    )
-    assert find_row(lines, "docs")[6] == ("612" if action in ("reset", "recall") else "-")
-
-
 def test_several_targets_have_a_table_of_their_own_and_one_has_none():
     few = make_metrics(prompts=7)
     lines = print_summary({"docs": make_metrics()}, targets={"big": few, "small": make_metrics(prompts=9)})
     assert find_row(lines, "big")[1:4] == ["7", "128,000", "1,234.6"]
     assert find_row(lines, "small")[1] == "9"
     assert "by target" not in "".join(print_summary({"docs": make_metrics()}, targets={"big": few}))
-
-
-def test_the_ledger_is_one_line_and_only_where_something_learned():
-    costs = {"update_seconds": 12.34, "waited_seconds": 1.23, "recall_seconds": 0.5}
-    ledger = {**costs, "tokens_gained": 4567.8, "seconds_saved": 78.91}
-    lines = [line.strip() for line in print_summary({"docs": make_metrics()}, ledger=ledger)]
-    assert "learning: 12.8 s (1.2 s waited for), 4,568 tokens gained, worth 78.9 s" in lines
-    assert "learning:" not in "".join(print_summary({"docs": make_metrics()}))

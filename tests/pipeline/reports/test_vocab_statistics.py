@@ -7,7 +7,6 @@ from pipeline.reports.vocab_statistics import (
     BANDS,
     band_of,
     cache_coverage,
-    commonest_ngrams,
     coverage,
     ngrams_by_length,
     silent,
@@ -41,11 +40,6 @@ def test_every_length_has_one_band(length: int, band: str):
     assert list(BANDS) == ["2", "3", "4", "5-8", "9+"]
 
 
-def test_ngrams_are_counted_by_their_pieces(words: Pair):
-    # abc = ab c, half a euro sign = 2 bytes; abcab = ab c ab, the euro sign = 3 bytes
-    assert ngrams_by_length(words) == {"2": 2, "3": 2, "4": 0, "5-8": 0, "9+": 0}
-
-
 def test_every_token_is_direct_an_ngram_unspelt_or_never_proposed(target: Vocabulary, words: Pair):
     ngrams = sum(ngrams_by_length(words).values())
     assert words.direct + ngrams + words.unspelt + silent(words) == target.size
@@ -69,11 +63,6 @@ def test_bytes_that_the_drafter_lacks_are_unspelt(target: Vocabulary):
     assert silent(found) == 1
 
 
-def test_no_text_is_covered_by_nothing(words: Pair):
-    found = coverage(words, [])
-    assert (found.tokens, found.direct, found.unspelt, sum(found.ngrams.values())) == (0, 0, 0, 0)
-
-
 def fill_cache(target: Vocabulary, words: Pair, tokens: list[int], budget: float = 1e6):
     trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
     return cache_coverage(words, trie, NgramCache(trie, budget, EVICTIONS["lfu"]()), tokens)
@@ -84,25 +73,3 @@ def test_the_cache_knows_of_the_second_half_what_was_in_the_first(target: Vocabu
     assert (found.entries, found.tokens) == (2, 4)
     assert (found.direct, found.cached, found.missed) == (1, 2, 1)
     assert found.bytes > 0
-
-
-def test_lookups_in_the_cache_do_not_change_it(target: Vocabulary, words: Pair):
-    found = fill_cache(target, words, [AB, AB, ABC, ABC])
-    assert (found.entries, found.cached, found.missed) == (0, 0, 2)
-
-
-def test_a_cache_that_is_too_small_for_an_entry_knows_nothing(target: Vocabulary, words: Pair):
-    found = fill_cache(target, words, [ABC, ABC, ABC, ABC], budget=1)
-    assert (found.entries, found.bytes, found.cached) == (0, 0, 0)
-
-
-def test_the_direct_maps_alone_are_in_the_first_trie(target: Vocabulary, words: Pair):
-    trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
-    assert trie.token_at(words.pieces[AB]) == AB
-    assert trie.token_at(words.pieces[ABC]) is None
-
-
-def test_the_commonest_ngrams_come_first(words: Pair):
-    tokens = [AB] * 9 + [EURO, ABC, ABC, HALF, ord("x")]
-    assert commonest_ngrams(words, tokens, 3) == [(ABC, 2), (HALF, 1), (EURO, 1)]
-    assert commonest_ngrams(words, tokens, 1) == [(ABC, 2)]

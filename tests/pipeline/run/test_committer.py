@@ -73,15 +73,6 @@ def test_the_first_commits_come_early_and_all_take_a_small_share_of_the_time():
     assert 0.95 < (len(made) + 11) * 0.05 / (CREDIT + 0.02 * 1000) <= 1.0
 
 
-def test_a_commit_waits_for_the_one_before():
-    world = World(10.0)
-    world.commits_at([0])
-    world.log.committing = True
-    assert world.commits_at([10, 20]) == []
-    world.log.committing = False
-    assert world.commits_at([21]) == [21]
-
-
 def test_an_update_under_way_is_waited_for_but_not_for_ever():
     world = World(10.0)
     world.commits_at([0])

@@ -26,11 +26,3 @@ def test_all_events_arrive_and_those_of_a_prompt_are_adjacent(lengths: list[int]
 
 def _completion(events: list[Event], offset: int) -> Event:
     return next(event for event in events if isinstance(event, PromptCompleted) and event.offset == offset)
-
-
-def test_what_is_not_completed_is_held_back():
-    events = events_of([3, 3], batch=2)
-    begun = events[: events.index(_completion(events, 0))]
-    assert any(isinstance(event, TokenDecision) for event in begun)
-    passed = list(WholePrompts()(begun))
-    assert not any(isinstance(event, TokenDecision | BlockDone) for event in passed)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 from unittest.mock import ANY
 
@@ -13,9 +12,6 @@ from replaying import Command, config_of, omnidraft, run_replay, table_of  # noq
 from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.config.settings import load
-from pipeline.reports.progress import PlainDisplay
-from pipeline.run.replay import Replay
-from stages.contract.snapshot import STATE, Snapshot
 from store.errors import SourceError
 from store.events import Outcome
 from store.query.summary import summarize
@@ -75,14 +71,6 @@ def test_a_prompt_s_decisions_are_its_completion(run: Path):
         assert len({row["block"] for row in mine}) == prompt["blocks"]
 
 
-def test_something_was_drafted_learned_and_merged(run: Path):
-    """Else the other tests would show little."""
-    decisions = rows_of(run, "decisions")
-    assert {row["outcome"] for row in decisions} >= {Outcome.ACCEPTED, Outcome.REJECTED, Outcome.UNDRAFTED}
-    assert max(row["drafter_version"] for row in decisions) >= 3
-    assert {update["part"] for update in rows_of(run, "updates")} == {"drafter", "head"}
-
-
 def rates(prompts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     total = {
         key: sum(prompt[key] for prompt in prompts)
@@ -120,19 +108,6 @@ def test_the_summary_agrees_with_the_log(run: Path):
     assert summary["rejected_rows"] == 0
 
 
-def test_blocks_add_up_to_their_prompts(run: Path):
-    blocks = rows_of(run, "blocks")
-    for prompt in rows_of(run, "prompts"):
-        mine = [block for block in blocks if block["offset"] == prompt["offset"]]
-        assert [block["block"] for block in mine] == list(range(prompt["blocks"]))
-        assert sum(block["emitted"] for block in mine) == prompt["emitted"]
-        for by_model, prefix in ((True, ""), (False, "lookup_")):
-            for count in ("drafted", "judged", "accepted"):
-                found = sum(block[count] for block in mine if (block["drafter"] == "model") == by_model)
-                assert found == prompt[prefix + count]
-    assert 2 in {block["rows"] for block in blocks} <= {1, 2}
-
-
 @pytest.mark.slow
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 3])
@@ -152,14 +127,6 @@ def test_the_same_seed_makes_the_same_decisions(
     assert first.equals(second)
 
 
-@pytest.mark.slow
-def test_another_seed_makes_other_decisions(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    for seed in (1, 2):
-        run_replay(config_of(tiny_pair, seed=seed, sampling__temperature=1.0), tmp_path / str(seed))
-    first, second = (rows_of(tmp_path / str(seed), "decisions") for seed in (1, 2))
-    assert [row["uniform"] for row in first[:20]] != [row["uniform"] for row in second[:20]]
-
-
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("mode", ["trie", "match", "tli", "paper"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -175,16 +142,6 @@ def test_every_decision_can_be_derived_again(
     checked = omnidraft("check", "--run", tmp_path / "run")
     assert (checked.status, checked.err) == (0, "")
     assert " 0 mismatches" in checked.out
-
-
-def test_a_frozen_drafter_stays_as_it_is(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run_replay(config_of(tiny_pair, learn__enabled=False), tmp_path / "run")
-    assert rows_of_or_none(tmp_path / "run", "updates") == []
-    assert {row["drafter_version"] for row in rows_of(tmp_path / "run", "decisions")} == {0}
-
-
-def rows_of_or_none(run: Path, table: str) -> list[dict[str, Any]]:
-    return rows_of(run, table) if any((run / "log" / table).iterdir()) else []
 
 
 BAD_ROWS = [
@@ -211,16 +168,6 @@ def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: P
     assert summary["totals"]["prompts"] == 2
 
 
-def test_a_stream_without_a_single_prompt_is_refused_and_leaves_no_run(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
-    (tmp_path / "none.jsonl").write_text('{"prompt": ""}\n')
-    with pytest.raises(SourceError, match="line 1 of 'none': the prompt in 'prompt' must not be empty"):
-        run_replay(config_of(tiny_pair, sources=(str(tmp_path / "none.jsonl"),)), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_was_done_is_kept_when_a_source_breaks_off(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -238,36 +185,3 @@ def test_what_was_done_is_kept_when_a_source_breaks_off(
     with pytest.raises(SourceError, match="broke off"):
         run_replay(config_of(tiny_pair), tmp_path / "run")
     assert summary_of(tmp_path / "run")["totals"]["prompts"] == len(rows_of(tmp_path / "run", "prompts")) == 4
-
-
-def test_the_n_gram_cache_of_another_pair_is_left_out_with_a_word(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-):
-    from shutil import copytree
-
-    from store.registry.ngram_file import write_ngrams
-
-    copytree(tiny_pair.drafter, tmp_path / "drafter")
-    write_ngrams(tmp_path / "drafter" / "ngrams.parquet", [((300, 301), 400, 2)], "ab" * 32)
-    run_replay(config_of(tiny_pair, drafter=str(tmp_path / "drafter")), tmp_path / "run")
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "n-gram cache" in record.message
-
-
-def test_two_runs_in_one_process_note_their_own_measurements(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    files = list[dict[str, bytes]]()
-    encode = Snapshot.files
-    monkeypatch.setattr(Snapshot, "files", lambda snapshot: files.append(encode(snapshot)) or files[-1])
-    config = config_of(tiny_pair, draft__costs="measured")
-    first, _second = (Replay(config, tmp_path / name, None) for name in ("first", "second"))
-    with PlainDisplay(perf_counter) as display:
-        first.run(display)
-    measured = json.loads(files[-1][STATE])["state"]["measured"]
-    assert "costs" in {name.partition("-")[0] for name in measured}, "measured when the first began to run"

@@ -22,8 +22,7 @@ from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
 from stages.learn.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
-from store.errors import SourceError
-from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
+from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 
 PROMPTS = 14
 TIMES = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify")
@@ -205,17 +204,6 @@ def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):  # n
     assert differences(cached, without) == []
 
 
-def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    with case_of(tiny_pair, "drift") as config:
-        drift = in_one_go(config, tmp_path / "drift")
-    assert [event for event in drift if isinstance(event, Drifted) and event.acted_upon]
-    assert [event for event in drift if isinstance(event, Recalled)]
-    assert len([event for event in drift if isinstance(event, VersionPublished)]) >= 4
-    with case_of(tiny_pair, "always under way") as config:
-        thread = in_one_go(config, tmp_path / "thread")
-    assert len([event for event in thread if isinstance(event, Updated) and event.served]) >= 3
-
-
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
@@ -231,15 +219,3 @@ def test_several_targets_resume_too(tiny_trio: TinyTrio, tmp_path: Path, changes
     parts, stops = in_parts(config, tmp_path / "parts", every=8)
     assert stops >= 3
     assert differences(whole, parts) == []
-
-
-def test_another_stream_is_not_resumed():
-    position = SourcePosition(prompts())
-    for _ in range(5):
-        next(position)
-    SourcePosition(prompts()).skip(position.state)
-    changed = (replace(prompt, text="other") if prompt.offset == 2 else prompt for prompt in prompts())
-    with pytest.raises(SourceError, match="5 rows"):
-        SourcePosition(changed).skip(position.state)
-    with pytest.raises(SourceError, match="5 rows"):
-        SourcePosition(iter(list(prompts())[:3])).skip(position.state)

@@ -67,16 +67,6 @@ def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:  # noqa: F81
 
 
 @pytest.mark.slow
-def test_the_vocabularies_differ(targets: dict[str, Models]):
-    """Else the other tests would show little."""
-    first, second = targets.values()
-    assert first.drafter.model is second.drafter.model
-    assert first.target_vocabulary.token_bytes != second.target_vocabulary.token_bytes
-    assert len({first.target_vocabulary.size, second.target_vocabulary.size, first.drafter_vocabulary.size}) == 3
-    assert first.pair.digest != second.pair.digest
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
@@ -113,23 +103,6 @@ def test_prompts_go_to_targets_in_turn_or_by_name_and_an_unknown_target_is_rejec
     assert summary["totals"]["prompts"] == PROMPTS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
-def test_equal_seeds_make_equal_decisions(
-    tiny_trio: TinyTrio,  # noqa: F811
-    mixed: Path,
-    tmp_path: Path,
-    lora: bool,
-):
-    config = config_for(tiny_trio, mixed, batch=3, sampling__temperature=1.0, learn__lora_rank=4 * lora)
-    for name in ("first", "second"):
-        run_replay(config, tmp_path / name)
-    first, second = (table_of(tmp_path / name, "decisions") for name in ("first", "second"))
-    assert first.num_rows > 50
-    assert first.equals(second)
-    assert max(first["drafter_version"].to_pylist()) > 0
-
-
 @pytest.fixture(scope="module")
 def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """A run of ten prompts: three for the first target, four for the other, and the first again."""
@@ -138,11 +111,6 @@ def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Pa
     swaps = (f"3={other}", f"7={first}")
     run_replay(config_for(tiny_trio, tiny_trio.pair.sums, targets=(first,), swaps=swaps, draft__width=1), run)
     return run
-
-
-def test_a_target_is_swapped_in_mid_stream_and_back(tiny_trio: TinyTrio, swapped: Path):  # noqa: F811
-    first, other = tiny_trio.targets
-    assert [targets_of(swapped)[offset] for offset in range(10)] == [first] * 3 + [other] * 4 + [first] * 3
 
 
 def test_a_target_that_comes_back_has_its_cache_and_head_as_it_left_them(

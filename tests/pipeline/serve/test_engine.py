@@ -23,11 +23,9 @@ from serving_tiny import (
 )
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.loop import UnfitPromptError
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
-from store.errors import RunError
 
 LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 SAMPLED = {"temperature": 1.0}
@@ -106,17 +104,6 @@ def test_a_seeded_request_gives_the_same_text_next_to_any_others(
         assert submit_prompt(engine, "Ann has 3 apples", seed=12, **SAMPLED).tokens != alone
 
 
-@pytest.mark.parametrize("seed", [None, 11])
-def test_choices_differ(engine: LiveEngine, seed: int | None):
-    def choices() -> list[tuple[int, ...]]:
-        listeners = [
-            submit_prompt(engine, "Ann has 3 apples", seed=seed, choice=number, **SAMPLED) for number in range(4)
-        ]
-        return [one.tokens for one in listeners]
-
-    assert len(set(choices())) > 1
-
-
 def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_pair: TinyPair):  # noqa: F811
     vocabulary = load_pair(tiny_pair).target_vocabulary
     for text in texts(700, 706):
@@ -130,16 +117,6 @@ def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_p
         assert len(listener.tokens) < len(tokens), "nothing is decoded after it"
 
 
-def test_the_text_is_that_of_the_tokens_and_none_of_it_comes_twice(
-    engine: LiveEngine,
-    tiny_pair: TinyPair,  # noqa: F811
-):
-    vocabulary = load_pair(tiny_pair).target_vocabulary
-    for listener in complete_all(engine, texts(700, 710), **SAMPLED):
-        shown = listener.tokens[:-1] if listener.finish is Finish.STOP else listener.tokens
-        assert listener.text == vocabulary.decode(list(shown))
-
-
 def test_logprobs_come_with_every_token_but_the_end(engine: LiveEngine):
     for most in (0, 3):
         listener = submit_prompt(engine, "Ann has 3 apples", logprobs=most)
@@ -150,32 +127,6 @@ def test_logprobs_come_with_every_token_but_the_end(engine: LiveEngine):
         if most:
             assert all(score.top[0] == (score.token, score.logprob) for score in scores), "greedy takes the likeliest"
     assert not any(chunk.logprobs for chunk in submit_prompt(engine, "Ann has 3 apples").end().chunks)
-
-
-@pytest.mark.slow
-def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRun):
-    engine = server.engine
-    longest = engine.read_status().max_length
-    assert longest == server.models.target.max_length
-    vocabulary = server.models.drafter_vocabulary
-    text = vocabulary.decode(vocabulary.encode("Ann has 3 apples and finds 4 more. " * 200)[: longest - 30])
-    prompt = engine.encode(text)
-    remaining_tokens = longest - len(prompt.tokens)
-    for seed in range(50):  # most end by themselves somewhere
-        listener = submit_prompt(engine, text, max_tokens=10 * longest, temperature=2.0, seed=seed)
-        if listener.finish is Finish.LENGTH:
-            break
-        assert listener.usage.emitted < remaining_tokens
-    assert listener.finish is Finish.LENGTH
-    assert listener.usage.emitted == remaining_tokens
-
-
-def test_prompts_that_do_not_fit_are_refused_when_they_are_encoded(engine: LiveEngine):
-    text = "Ann " * 2000
-    with pytest.raises(UnfitPromptError, match="must have 1 to"):
-        engine.encode(text)
-    with pytest.raises(UnfitPromptError):
-        engine.encode_chat([{"role": "user", "content": text}])
 
 
 def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
@@ -208,49 +159,3 @@ def test_a_deadline_ends_a_running_request(engine: LiveEngine):
     assert held.usage.blocks >= 1
     assert late.finish is Finish.DEADLINE
     assert late.usage.blocks == 0
-
-
-def test_usage_adds_up_with_the_log(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair), run) as server:
-        prompts = texts(700, 708)
-        listeners = [
-            submit_prompt(server.engine, text, request_id=f"p{number}", store=number % 3 > 0, temperature=number % 2)
-            for number, text in enumerate(prompts)
-        ]
-        usages = {f"p{number}": one.end().usage for number, one in enumerate(listeners)}
-    counts = "prompt_tokens AS prompt, emitted, blocks, drafted + lookup_drafted AS drafted"
-    rows = select(run, f"SELECT prompt_id, {counts}, accepted + lookup_accepted AS accepted FROM prompts")
-    assert {row.pop("prompt_id"): row for row in rows} == {name: vars(usage) for name, usage in usages.items()}
-    blocks = select(run, 'SELECT prompt_id, count(*) AS blocks FROM blocks JOIN prompts USING ("offset") GROUP BY ALL')
-    assert {row["prompt_id"]: row["blocks"] for row in blocks} == {name: one.blocks for name, one in usages.items()}
-    assert_sound(run)
-
-
-@pytest.mark.slow
-def test_a_broken_stage_ends_all_requests_and_is_logged(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-):
-    """Commits remain valid: the run is resumed."""
-    run = tmp_path / "run"
-
-    def raise_error(*_: Any, **__: Any) -> None:
-        raise ArithmeticError("no numbers any more")
-
-    def serve_until_it_breaks() -> None:
-        with run_server(serve_config(tiny_pair), run) as server:
-            assert submit_prompt(server.engine, "Ann has 3").end().usage.emitted
-            monkeypatch.setattr(server.models.target, "forward", raise_error)
-            listeners = [submit_prompt(server.engine, text) for text in texts(700, 702)]
-            assert {one.finish for one in listeners} == {Finish.FAILED}
-            wait_until(lambda: not server.engine.read_status().ready)
-
-    with pytest.raises(RunError, match="no numbers any more"):
-        serve_until_it_breaks()
-    assert any("no numbers any more" in record.message for record in caplog.records if record.levelname == "ERROR")
-    with run_server(serve_config(tiny_pair), run, resume=True) as server:
-        assert submit_prompt(server.engine, "Ann has 3").end().usage.emitted
-    assert_sound(run)

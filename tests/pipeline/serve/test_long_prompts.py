@@ -1,18 +1,14 @@
 """Prompts that are too long for the models are refused by their number of characters, before they are tokenised."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from serving_tiny import RecordingListener, make_request, submit_prompt
+from serving_tiny import submit_prompt
 
 from pipeline.config.settings import Config
 from pipeline.loop import UnfitPromptError
 from pipeline.serve.engine import LiveEngine
-from pipeline.serve.http.errors import ApiError
-from pipeline.serve.http.response_stream import encode_prompts
 from pipeline.serve.run import ServerRun, make_conversation
 from stages.vocabulary.spelling import TextTokenizer
 
@@ -87,18 +83,6 @@ def test_a_conversation_by_a_template_is_refused_before_it_is_tokenised(
     assert len(cuts) == 2, "once for each model"
 
 
-def test_the_error_is_the_same_for_both_kinds_of_refusal(engine: LiveEngine):
-    def refusal_of(text: str) -> ApiError:
-        with pytest.raises(ApiError) as caught:
-            encode_prompts(engine, SimpleNamespace(is_chat=False, prompts=(text,)))  # the attributes that are read
-        return caught.value
-
-    by_characters, by_tokens = refusal_of(LONG[0]), refusal_of("Ann " * 2000)
-    assert by_characters.status == by_tokens.status == 400
-    assert str(by_characters).startswith("a prompt must have 1 to 1023 of the target's tokens, got ")
-    assert str(by_tokens).startswith("a prompt must have 1 to 1023 of the target's tokens, got ")
-
-
 def test_a_prompt_of_the_longest_tokens_that_fits_is_served(server: ServerRun, cuts: list[str]):
     engine, text = server.engine, longest_of_all(server)
     cuts.clear()
@@ -109,38 +93,3 @@ def test_a_prompt_of_the_longest_tokens_that_fits_is_served(server: ServerRun, c
     assert len(prompt.pieces) <= server.models.drafter.max_length // 2, "the drafter reads the end"
     listener = submit_prompt(engine, text, max_tokens=1)
     assert listener.end().usage.emitted == 1
-
-
-def test_a_prompt_beyond_the_tokens_but_within_the_characters_is_counted(engine: LiveEngine, cuts: list[str]):
-    with pytest.raises(UnfitPromptError, match=r"got 2[0-9]{3}$"):
-        engine.encode("Ann " * 2000)
-    assert len(cuts) == 2
-
-
-def test_short_prompts_are_served(engine: LiveEngine):
-    listener = RecordingListener()
-    engine.submit(make_request(engine, "def add(a, b):", max_tokens=4), listener)
-    assert len(listener.tokens) >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.representatives("target")
-@pytest.mark.parametrize("model", ["target", "drafter"])
-def test_short_prompts_are_tokenised_while_a_long_one_is(server: ServerRun, model: str):
-    """A tokenizer that held the interpreter would let nothing else run before the long text is done."""
-    vocabulary = server.models.target_vocabulary if model == "target" else server.models.drafter_vocabulary
-    text, begun, order = "def add return for " * 500_000, threading.Event(), []
-
-    def tokenise_long_text() -> None:
-        begun.set()
-        vocabulary.encode(text)
-        order.append("long")
-
-    thread = threading.Thread(target=tokenise_long_text)
-    thread.start()
-    begun.wait()
-    for _ in range(20):
-        server.engine.encode("def add(a, b):")
-        order.append("short")
-    thread.join()
-    assert order == ["short"] * 20 + ["long"]

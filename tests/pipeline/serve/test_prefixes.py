@@ -64,23 +64,6 @@ def test_tenants_are_apart_unless_they_share(tiny_pair: TinyPair, tmp_path: Path
     assert hits == ([0, 1, 1, 1] if shared else [0, 0, 0, 1])
 
 
-def test_a_private_request_leaves_no_prefix(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
-        submit_prompt(server.engine, QUESTIONS[0], store=False).end()
-        submit_prompt(server.engine, QUESTIONS[1]).end()
-        assert count_copied(server.engine) == 0
-        submit_prompt(server.engine, QUESTIONS[2]).end()
-        assert count_copied(server.engine) == 1
-
-
-def test_the_cache_stays_in_its_budget(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    budget = 100_000
-    with run_server(serve_config(tiny_pair, prompts__cache_bytes=budget), tmp_path / "run") as server:
-        for text in QUESTIONS * 2:
-            assert submit_prompt(server.engine, text).tokens == greedy_generate(tiny_pair, text)
-            assert 0 < server.engine.read_status().prefix_bytes <= budget
-
-
 def run_while_reading(
     server: ServerRun, prompt: str, act: Callable[[Callable[[], None]], None]
 ) -> tuple[RecordingListener, RecordingListener, int]:

@@ -154,12 +154,3 @@ def test_the_ngram_cache_ignores_private_requests(server: ServerRun):
     assert (runner.stages.translate.cache_version, list(runner.stages.translate.cache.entries())) == (0, [])
     submit_prompt(server.engine, PUBLIC, temperature=DISTINCT, max_tokens=60).end()
     assert runner.stages.translate.cache_version > 0, "it would have"
-
-
-def test_a_run_without_texts_keeps_ids_alone(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair, log__text=False), run) as server:
-        listener = submit_prompt(server.engine, SECRET).end()
-    assert traces(run, [SECRET[5:].encode(), listener.text.encode()]) == []
-    rows = select(run, "SELECT emitted_id FROM decisions WHERE emitted_id IS NOT NULL")
-    assert tuple(row["emitted_id"] for row in rows) == listener.tokens

@@ -11,7 +11,7 @@ from serving_stubs import MAX_LENGTH, StubEngine, StubVocabulary, stub_request
 from serving_tiny import HANG_SECONDS, RecordingListener, wait_until
 
 from pipeline.serve.messages import BusyError, EncodedPrompt, Finish, GenerationRequest
-from pipeline.serve.request_queue import MAX_RETRY_SECONDS, PREFILL_TOKENS, RequestQueue
+from pipeline.serve.request_queue import PREFILL_TOKENS, RequestQueue
 from stages.sampling.params import SamplingParams
 from store.events import BlockDone, PromptCompleted, PromptReceived, TokenDecision
 
@@ -45,15 +45,6 @@ def test_requests_become_prompts_in_their_order():
     assert (queue.next_offset, queue.running, queue.waiting) == (8, 3, 0)
 
 
-def test_a_private_request_is_decoded_without_its_text():
-    queue = make_queue()
-    queue.submit(stub_request(store=False), RecordingListener())
-    (prompt,) = queue
-    row = queue.prepare_sequence(prompt)
-    assert (prompt.text, row.text, row.private) == ("", "", True)
-    assert row.tokens == [97, 98], "it is decoded all the same"
-
-
 def test_a_full_queue_refuses_and_estimates_when_to_retry():
     clock = ManualClock()
     queue = make_queue(clock, waiting=4)
@@ -62,22 +53,6 @@ def test_a_full_queue_refuses_and_estimates_when_to_retry():
     with pytest.raises(BusyError, match="4 requests") as refused:
         queue.submit(stub_request(), RecordingListener())
     assert (refused.value.retry_after, refused.value.shutting_down) == (1, False)
-
-
-@pytest.mark.parametrize(("pace", "expected"), [(0.01, 1), (5.0, 20), (1000.0, MAX_RETRY_SECONDS)])
-def test_the_time_to_wait_follows_the_pace_of_the_last_requests(pace: float, expected: int):
-    clock = ManualClock()
-    queue = make_queue(clock, waiting=4)
-    for _ in range(3):
-        queue.submit(stub_request(), RecordingListener())
-        (prompt,) = queue
-        clock.seconds += pace
-        queue.finish_early(prompt.offset, Finish.CANCELLED)
-    for _ in range(4):
-        queue.submit(stub_request(), RecordingListener())
-    with pytest.raises(BusyError) as refused:
-        queue.submit(stub_request(), RecordingListener())
-    assert refused.value.retry_after == expected
 
 
 def test_a_closed_queue_refuses_requests_but_admits_waiting_ones():
@@ -296,30 +271,3 @@ def test_a_deadline_ends_a_request_in_flight_after_the_block_in_which_it_passed(
     assert (late.usage.blocks, other.usage.blocks) == (2, 6)
     world.engine.close(60.0)
     assert world.rows == [0, 0, 0]
-
-
-def test_rows_have_the_scope_of_their_client():
-    queue = make_queue()
-    for tenant in ("", "one", "two", "one"):
-        queue.submit(stub_request(tenant=tenant), RecordingListener())
-    nobody, one, two, again = (queue.prepare_sequence(prompt).scope for prompt in queue)
-    assert nobody == 0
-    assert len({nobody, one, two}) == 3
-    assert again == one
-
-
-def test_markers_of_a_request_are_part_of_its_text():
-    queue = make_queue()
-    for markers in ((), ("<end>", "<unknown>")):
-        queue.submit(stub_request(markers=markers, sampling={"stop": ("never",)}), RecordingListener())
-    plain, marked = (queue._running[prompt.offset] for prompt in queue)
-    for pending, text in ((plain, "ab"), (marked, "a<end>b")):
-        assert pending.text_stream.push([97, 999, 98]) + pending.text_stream.close() == text
-
-
-def test_equal_seeds_draw_equal_numbers():
-    queue = make_queue(waiting=10)
-    for seed in (4, 5, 4):
-        queue.submit(stub_request(sampling={"seed": seed}), RecordingListener())
-    one, other, again = (queue.prepare_sequence(prompt).rng.uniform(None) for prompt in queue)
-    assert one == again != other

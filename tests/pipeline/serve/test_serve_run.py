@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaying import config_of, run_replay
 from safetensors.torch import load_file, save_file
 from serving_tiny import (
     HANG_SECONDS,
@@ -23,7 +22,7 @@ from serving_tiny import (
 )
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.config.settings import Config, load
+from pipeline.config.settings import Config
 from pipeline.serve import run as serve_run
 from pipeline.serve.messages import BusyError, Finish
 from pipeline.serve.run import ServerRun
@@ -62,26 +61,6 @@ def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):  # n
     assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[-1]["prompt_text"] == "Tom has 4"
     assert rows[-1]["started"] >= max(row["finished"] for row in rows[:-1])
-    assert_sound(run)
-
-
-def test_a_cancelled_request_is_logged_up_to_its_end(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair), run) as server:
-        held = RecordingListener(hold=2)
-        cancel = server.engine.submit(make_request(server.engine, "Ann has 3", request_id="left", max_tokens=90), held)
-        assert held.reached.wait(HANG_SECONDS)
-        cancel()
-        held.go.set()
-        emitted = held.end().usage.emitted
-    (row,) = select(run, "SELECT prompt_id, finish, emitted, blocks, completion_text FROM prompts")
-    assert row == {
-        "prompt_id": "left",
-        "finish": "cancelled",
-        "emitted": emitted,
-        "blocks": 2,
-        "completion_text": held.text,
-    }
     assert_sound(run)
 
 
@@ -150,34 +129,6 @@ def test_other_models_are_refused_before_anything_is_written(
     open_server(config, run)  # the run is not locked
 
 
-def test_a_replay_is_no_run_of_a_server(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
-    run = tmp_path / "run"
-    with pytest.raises(ZeroDivisionError):
-        _broken_replay(tiny_pair, run, monkeypatch)
-    assert read_manifest(run).checkpoint
-    with pytest.raises(RunError, match="omnidraft replay --resume"):
-        open_server(serve_config(tiny_pair), run)
-
-
-def _broken_replay(pair: TinyPair, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a replay that is not finished."""
-    from pipeline.loop import TargetRunner
-
-    leave, ended = TargetRunner._finish, []
-
-    def raise_error(runner: Any, row: Any) -> Any:
-        ended.append(row)
-        if len(ended) == 6:
-            raise ZeroDivisionError
-        return leave(runner, row)
-
-    monkeypatch.setattr(TargetRunner, "_finish", raise_error)
-    try:
-        run_replay(config_of(pair, **OFTEN), run)
-    finally:
-        monkeypatch.undo()
-
-
 def test_a_folder_is_served_by_one_process_and_one_that_holds_a_run_by_resume_alone(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -217,19 +168,3 @@ def test_a_failed_start_releases_everything(
     assert closed == [0.0]
     monkeypatch.undo()
     open_server(config, run)
-
-
-@pytest.mark.slow
-def test_a_resumed_server_may_learn_where_the_first_did_not(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """The stored settings are those given by the user, not those derived from them."""
-    run = begin_run(serve_config(tiny_pair, serve__learn="off"), tmp_path / "run")
-    learns = []
-    monkeypatch.setattr(serve_run, "start_learner", lambda config, *_: learns.append(config.learn.enabled))
-    stored = load(run / "config.json")
-    open_server(stored, run)
-    open_server(stored.with_overrides({"serve.learn": "live"}), run)
-    assert learns == [False, True]

@@ -87,19 +87,3 @@ def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tin
     assert listener.text == vocabulary.decode(list(listener.tokens[:-1]))
     scored = [one.token for chunk in listener.chunks for one in chunk.logprobs]
     assert scored == list(listener.tokens[:-1]), "also where the token ends inside of a character"
-
-
-def test_an_ignored_end_of_sequence_is_followed_by_more(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
-    (end,) = load_pair(tiny_pair).eos_ids
-    bias = ((end, 100.0),)
-    (text,) = texts(700, 701)
-    ended = submit_prompt(server.engine, text, sampling=SamplingParams(logit_bias=bias))
-    assert (ended.tokens, ended.finish, ended.text) == ((end,), Finish.STOP, "")
-    ignored = submit_prompt(server.engine, text, sampling=SamplingParams(logit_bias=bias, ignore_eos=True))
-    assert (ignored.tokens, ignored.finish, ignored.text) == ((end,) * NEW_TOKENS, Finish.LENGTH, "")
-
-
-def test_min_p_of_1_leaves_the_likeliest_token(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
-    for text in texts(700, 703):
-        sampled = submit_prompt(server.engine, text, temperature=1.0, min_p=1.0)
-        assert sampled.tokens == greedy_generate(tiny_pair, text)

@@ -31,17 +31,7 @@ def test_no_module_is_both_held_out_and_trained_on(kind):
     assert len(held_out) < len(trained_on)
 
 
-def test_topics_of_the_language_reference_are_divided_too():
-    topics = {
-        held_out: {passage.name.split(":")[1] for passage in corpus._topics(held_out=held_out)}
-        for held_out in (True, False)
-    }
-    assert topics[True].isdisjoint(topics[False])
-    assert topics[True]
-    assert topics[False]
-
-
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_hardly_any_held_out_text_is_in_the_training_text():
     """Some of it is: modules copy docstrings, and topics of the reference share paragraphs."""
     training = {passage.text for kind in (corpus.documentation, corpus.functions) for passage in kind(held_out=False)}
@@ -61,28 +51,3 @@ def test_a_stream_is_long_enough_and_its_prompts_are_prompts(kind: str):
         assert len(passage.prompt) <= 700
         assert passage.text == passage.prompt + passage.rest
         assert "\0" not in passage.prompt
-
-
-@pytest.mark.parametrize("kind", ["docs", "code"])
-def test_a_stream_depends_on_its_seed_alone(kind: str):
-    assert corpus.stream(kind, 5) == corpus.stream(kind, 5)
-    assert corpus.stream(kind, 5) != corpus.stream(kind, 6)
-    assert sorted(corpus.stream(kind, 5), key=repr) == sorted(corpus.stream(kind, 6), key=repr)
-
-
-def test_an_unknown_stream_is_refused():
-    with pytest.raises(KeyError):
-        corpus.stream("poems")
-
-
-def test_a_documentation_prompt_ends_after_twelve_words():
-    for passage in corpus.stream("docs")[:50]:
-        assert len(passage.prompt.split()) == 12
-        assert passage.rest[0].isspace()
-
-
-def test_a_code_prompt_is_a_signature_with_its_docstring():
-    for passage in corpus.stream("code")[:50]:
-        assert passage.prompt.startswith("def ") or passage.prompt.startswith("@")
-        assert '"' in passage.prompt or "'" in passage.prompt
-        assert passage.rest.startswith(("    ", "\n", "\t"))

@@ -40,11 +40,6 @@ def test_with_follow_it_waits_for_more(kafka_broker, topic):
     assert next(events).text == "later"
 
 
-def test_an_empty_partition_has_no_prompts(kafka_broker, topic):
-    kafka_broker.send(topic, [b'{"prompt": "a"}'], partition=0)
-    assert read(f"kafka://{kafka_broker.address}/{topic}?partition=2") == []
-
-
 def test_partitions_are_sources_that_follow_each_other(kafka_broker, topic):
     specs = [kafka_broker.send(topic, [f'{{"prompt": "{n}{m}"}}'.encode() for m in "ab"], n) for n in (2, 0)]
     events = list(stream(open_sources(specs, PLAIN)))
@@ -63,12 +58,6 @@ def test_messages_that_are_no_prompts_are_rejected_by_their_place(kafka_broker, 
         strict=True,
     ):
         assert expected in reason
-
-
-def test_values_may_be_plain_text(kafka_broker, topic):
-    events = read(kafka_broker.send(topic, [b'{"prompt": "a"}', "naïve".encode(), b"\xff", b" "]) + "&values=text")
-    assert list_texts(events) == ['{"prompt": "a"}', "naïve"]
-    assert [line for line, _ in list_rejections(events)] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -90,12 +79,6 @@ def test_an_unreadable_source_is_refused_when_it_is_opened(kafka_broker, topic, 
     kafka_broker.send(topic, [b"{}"])
     with pytest.raises(SourceError, match=rf"(?i){reason}"):
         open_source(spec.replace("BROKER", kafka_broker.address).replace("TOPIC", topic), PLAIN)
-
-
-def test_a_missing_broker_is_reported(monkeypatch):
-    monkeypatch.setattr(source_kafka, "SECONDS_TO_OPEN", 0.3)
-    with pytest.raises(SourceError, match=r"'kafka://127\.0\.0\.1:1/a' cannot be read: .*transport failure"):
-        open_source("kafka://127.0.0.1:1/a", PLAIN)
 
 
 def test_a_broker_that_goes_away_ends_the_source_with_an_error(topic, monkeypatch):

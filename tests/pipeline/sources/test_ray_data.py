@@ -1,18 +1,15 @@
 """Prompts by Ray Data: many files in order, more than memory holds, and errors."""
 
 import json
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow
 import pytest
 from pyarrow import fs, parquet
 from source_reading import PLAIN, list_rejections, list_texts, read, write_file
 
-from pipeline.sources.hub_and_ray import _start_ray
 from pipeline.sources.stream import open_source
 from store.errors import SourceError
 
@@ -106,27 +103,6 @@ def test_files_may_be_in_an_object_store(ray_cluster, path):
     assert [line for line, _ in list_rejections(events)] == [2]
 
 
-def test_files_with_other_columns_and_types_keep_their_rows(tmp_path, ray_cluster):
-    table(tmp_path / "1.parquet", {"prompt": "a", "id": 7})
-    table(tmp_path / "2.parquet", {"id": "seven", "prompt": "b"}, {"id": "eight", "prompt": None})
-    table(tmp_path / "3.parquet", {"question": "c"})
-    events = read(f"ray:{tmp_path}")
-    assert [(event.prompt_id, event.text) for event in events[:2]] == [("7", "a"), ("seven", "b")]
-    assert list_rejections(events) == [
-        (3, "the prompt in 'prompt' must be text, got None"),
-        (4, "the row must have the column 'prompt', got no columns"),
-    ]
-
-
-def test_a_bad_line_is_one_rejection_and_lines_are_counted_through(tmp_path, ray_cluster):
-    write_file(tmp_path / "1.jsonl", '\ufeff{"prompt": "a"}\n\nnot JSON\n'.encode())
-    write_file(tmp_path / "2.jsonl", b'{"prompt": "\xff"}\n{"prompt": "b"}')
-    events = read(f"ray:{tmp_path}")
-    assert list_texts(events) == ["a", "b"]
-    assert [line for line, _ in list_rejections(events)] == [2, 3]
-    assert events[-1].line == 4
-
-
 def test_a_damaged_file_ends_the_source_and_is_named(tmp_path, ray_cluster):
     table(tmp_path / "1.parquet", {"prompt": "a"})
     write_file(tmp_path / "2.parquet", b"PAR1 no more than that")
@@ -157,14 +133,3 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SourceError, match=r"needs the optional extra 'ray'\. Try: pip install \"omnidraft\[ray\]\""):
         open_source("ray:x.parquet", PLAIN)
-
-
-def test_ray_does_not_replace_the_handler_of_sigterm():
-    def ours(*_: object) -> None: ...
-
-    before = signal.signal(signal.SIGTERM, ours)
-    try:
-        _start_ray(SimpleNamespace(is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, print)))
-        assert signal.getsignal(signal.SIGTERM) is ours
-    finally:
-        signal.signal(signal.SIGTERM, before)

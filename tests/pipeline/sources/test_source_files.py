@@ -45,19 +45,6 @@ def test_a_bad_json_line_is_rejected_and_the_stream_continues(tmp_path, kind: st
     assert events[1].reason.startswith(reason)
 
 
-def test_a_line_of_just_the_longest_length_is_accepted():
-    shell = b'{"prompt": ""}'
-    line = shell[:-2] + b"x" * (MAX_LINE_BYTES - len(shell)) + shell[-2:]
-    assert len(list_texts(read("-", line + b"\n" + GOOD))) == 2
-
-
-def test_a_reason_stays_short_however_large_the_row():
-    row = {f"column {number}": "x" * 1000 for number in range(1000)} | {"prompt": ["x" * 1000] * 1000}
-    for content in (row, {name: value for name, value in row.items() if name != "prompt"}):
-        [(_, reason)] = list_rejections(read("-", json.dumps(content).encode()))
-        assert len(reason) < 400
-
-
 def test_byte_order_mark_line_ends_and_a_missing_last_newline_do_not_matter():
     content = b"\xef\xbb\xbf" + b'{"prompt": "one"}\r\n\r\n  \n{"prompt": "two"}'
     events = read("-", content)
@@ -132,21 +119,6 @@ def test_a_quote_that_is_never_closed_is_rejected_at_the_line_where_it_opens(tmp
     assert [line for line, _ in list_rejections(events)] == [3]
 
 
-@pytest.mark.parametrize("header", [b"", b"\n", b"a,a\n", b"\xff,a\n", b'"a"b\n'])
-def test_a_csv_file_without_a_proper_header_is_refused(tmp_path, header: bytes):
-    with pytest.raises(SourceError, match="must begin with a header of"):
-        read(write_file(tmp_path / "x.csv", header))
-
-
-def test_a_csv_file_as_spreadsheets_write_it_is_read(tmp_path):
-    content = b"\xef\xbb\xbfprompt,id\r\n" + '"déjà, ""vu""",7\r\n'.encode()
-    assert read(write_file(tmp_path / "X.CSV", content)) == [PromptReceived(0, "7", "X", 2, 'déjà, "vu"')]
-
-
-def test_tsv_fields_are_divided_by_tabs(tmp_path):
-    assert list_texts(read(write_file(tmp_path / "x.tsv", b'id\ttext\n1\t"a, b"\n'))) == ["a, b"]
-
-
 def test_a_parquet_row_with_invalid_utf8_is_rejected_alone(tmp_path):
     bad = pyarrow.array([b"one", b"\xff", b"three"], pyarrow.binary()).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"prompt": bad}), tmp_path / "x.parquet")
@@ -155,19 +127,6 @@ def test_a_parquet_row_with_invalid_utf8_is_rejected_alone(tmp_path):
     [(line, reason)] = list_rejections(events)
     assert line == 2
     assert reason.startswith("the row must be valid UTF-8")
-
-
-def test_a_parquet_prompt_that_is_no_text_is_rejected(tmp_path):
-    parquet.write_table(pyarrow.table({"prompt": [1, None]}), tmp_path / "x.parquet")
-    assert [reason for _, reason in list_rejections(read(tmp_path / "x.parquet"))] == [
-        "the prompt in 'prompt' must be text, got 1",
-        "the prompt in 'prompt' must be text, got None",
-    ]
-
-
-def test_a_parquet_file_that_is_none_is_refused(tmp_path):
-    with pytest.raises(SourceError, match="must be a Parquet file"):
-        read(write_file(tmp_path / "x.parquet", b"not at all"))
 
 
 def test_a_parquet_file_damaged_inside_is_reported_with_the_last_row(tmp_path):

@@ -3,32 +3,19 @@
 import json
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
-from source_reading import GOOD, PLAIN, list_rejections, list_texts, read, write_file
+from source_reading import PLAIN, list_rejections, list_texts, read, write_file
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_source
 from store.errors import ConfigError
-from store.events import PromptReceived, PromptRejected
+from store.events import PromptReceived
 
 
 @pytest.mark.parametrize("field", ["question", "text", "instruction", "content"])
 def test_usual_prompt_fields_are_found(tmp_path, field: str):
     path = write_file(tmp_path / "x.jsonl", json.dumps({"answer": "4", field: "2 + 2"}).encode())
     assert list_texts(read(path)) == ["2 + 2"]
-
-
-def test_one_file_has_one_prompt_field(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", GOOD + b'{"text": "not the prompt"}\n')
-    assert [line for line, _ in list_rejections(read(path))] == [2]
-
-
-def test_a_named_prompt_field_wins_over_the_usual_ones(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", b'{"prompt": "no", "body": "yes"}')
-    assert list_texts(read(path, prompt_field="body")) == ["yes"]
-    assert list_texts(read(path, prompt_field="body", template="<{prompt}>")) == ["<yes>"]
 
 
 def test_a_template_may_use_any_column_and_doubled_braces(tmp_path):
@@ -80,18 +67,6 @@ def test_a_condition_that_is_none_is_refused(where: str):
         open_source("builtin:docs", SourceSettings(where=(where,)))
 
 
-def test_a_limit_stops_reading_and_counts_prompts_only(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", GOOD + b"bad\n" + GOOD + b"bad\n" + GOOD)
-    events = read(path, limit=2)
-    assert [type(event) for event in events] == [PromptReceived, PromptRejected, PromptReceived]
-
-
-def test_names_come_from_the_row_and_else_from_the_line(tmp_path):
-    rows = [{"id": 7}, {"prompt_id": "p", "id": 7}, {"task_id": "t"}, {"id": True}, {"id": "\ud800"}, {"id": " "}, {}]
-    path = write_file(tmp_path / "names.jsonl", "\n".join(json.dumps({"prompt": "x"} | row) for row in rows).encode())
-    assert [event.prompt_id for event in read(path)] == ["7", "p", "t", "names:4", "names:5", "names:6", "names:7"]
-
-
 TARGET_ROWS = b"""{"prompt": "a", "target": "small"}
 {"prompt": "b"}
 {"prompt": "c", "target": null}
@@ -118,16 +93,3 @@ def test_a_row_with_an_unknown_target_is_rejected_with_the_known_ones_and_takes_
     reason = "the column 'target' must name one of the targets big, small, got "
     assert list_rejections(events) == [(4, reason + "'tiny'"), (7, reason + "'7'")]
     assert [event.offset for event in events if isinstance(event, PromptReceived)] == [0, 1, 2, 3, 4]
-
-
-def test_with_one_target_the_column_means_nothing(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", TARGET_ROWS)
-    assert read_targets(path, "big") == read_targets(path) == [None] * 7
-
-
-def test_a_table_with_a_column_of_targets_is_read_alike(tmp_path):
-    csv = write_file(tmp_path / "x.csv", b"prompt,target\na,small\nb,\nc,big\n")
-    assert read_targets(csv, "big", "small") == ["small", None, "big"]
-    table = pyarrow.table({"prompt": ["a", "b"], "target": ["small", None], "unused": [1, 2]})
-    parquet.write_table(table, tmp_path / "x.parquet")
-    assert read_targets(tmp_path / "x.parquet", "big", "small") == ["small", None]

@@ -1,7 +1,6 @@
 """Prompt sources: every kind, errors when they are opened, and how they join to one stream."""
 
 import io
-import os
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
-from source_reading import GOOD, PLAIN, list_rejections, list_texts, read, write_file
+from source_reading import GOOD, PLAIN, list_texts, read, write_file
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_source, open_sources, stream
@@ -37,11 +36,6 @@ def test_standard_input_that_breaks_off_is_reported():
 
     with pytest.raises(SourceError, match="'stdin' broke off: Input/output error"):
         list(open_source("-", PLAIN, stdin=Broken()).read(0))
-
-
-def test_standard_input_can_be_named_once():
-    with pytest.raises(SourceError, match="can be read once, got '-' 2 times"):
-        open_sources(["-", "builtin:docs", "-"], PLAIN)
 
 
 def test_sources_join_to_one_stream(tmp_path):
@@ -98,30 +92,6 @@ def test_a_file_that_cannot_be_a_source_is_refused_with_advice(tmp_path, spec: s
         open_source(str(tmp_path / spec), PLAIN)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read every file")
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_a_file_without_permission_is_refused(tmp_path, suffix: str):
-    path = write_file(tmp_path / f"x{suffix}", GOOD)
-    path.chmod(0)
-    with pytest.raises(SourceError, match="Permission denied"):
-        open_source(str(path), PLAIN)
-
-
-def test_a_file_that_vanishes_after_opening_is_reported(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", GOOD)
-    source = open_source(str(path), PLAIN)
-    path.unlink()
-    with pytest.raises(SourceError, match="'x' broke off: No such file"):
-        list(source.read(0))
-
-
-def test_an_unknown_builtin_names_the_known_ones():
-    with pytest.raises(
-        SourceError, match=r"'builtin:code', 'builtin:questions', got 'builtin:doc'\. Did you mean 'builtin:docs'"
-    ):
-        open_source("builtin:doc", PLAIN)
-
-
 def test_a_builtin_stream_has_150_prompts_and_its_seed_shuffles_them():
     first, again, other = (
         list_texts(list(open_source("builtin:docs", PLAIN, seed=seed).read(0))) for seed in (0, 0, 1)
@@ -129,13 +99,6 @@ def test_a_builtin_stream_has_150_prompts_and_its_seed_shuffles_them():
     assert first == again
     assert len(first) == 150 == open_source("builtin:docs", PLAIN).size()
     assert first != other
-
-
-@pytest.mark.parametrize("kind", ["docs", "code"])
-def test_a_builtin_prompt_has_a_name_of_its_own(kind: str):
-    names = [event.prompt_id for event in read(f"builtin:{kind}", limit=10_000)]
-    assert len(names) > 150
-    assert len(set(names)) == len(names)
 
 
 def fake_hub(monkeypatch, rows: list[object], columns: list[str] | None) -> list[tuple[object, ...]]:
@@ -170,13 +133,6 @@ def test_a_hub_source_is_streamed(monkeypatch, spec: str, call: tuple[object, ..
     calls = fake_hub(monkeypatch, [{"question": "2 + 2"}], ["question"])
     assert read(spec) == [PromptReceived(0, "gsm8k:1", "gsm8k", 1, "2 + 2")]
     assert calls == [call]
-
-
-def test_a_hub_source_of_unknown_columns_decides_row_by_row(monkeypatch):
-    fake_hub(monkeypatch, [{"text": "x"}, {"title": "y"}], None)
-    events = read("hf://owner/data:test")
-    assert list_texts(events) == ["x"]
-    assert [line for line, _ in list_rejections(events)] == [2]
 
 
 def test_a_hub_that_breaks_off_is_reported(monkeypatch):
@@ -216,20 +172,3 @@ def dataset(name: str) -> str:
     if not path.exists():
         pytest.skip(f"the dataset {name}.parquet is not next to this checkout")
     return str(path)
-
-
-def test_gsm8k_test_then_humaneval_make_one_stream():
-    options = SourceSettings(where=("split=test",))
-    specs = [dataset("gsm8k"), dataset("humaneval")]
-    events = list(stream(open_sources(specs, options)))
-    assert [event.offset for event in events if isinstance(event, PromptReceived)] == list(range(1239 + 164))
-    assert [event.dataset for event in events] == ["gsm8k"] * 1239 + ["humaneval"] * 164
-    assert events[0].text.startswith("Janet")
-    assert events[1239].text.lstrip().startswith("from typing import List")
-    assert list(stream(open_sources(specs, options), 1238)) == events[1238:]
-
-
-def test_gsm8k_prompts_fit_a_template_and_a_limit():
-    events = read(dataset("gsm8k"), template="Question: {prompt}\nAnswer:", limit=3)
-    assert len(events) == 3
-    assert all(event.text.startswith("Question: ") and event.text.endswith("\nAnswer:") for event in events)

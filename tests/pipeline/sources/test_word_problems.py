@@ -1,7 +1,6 @@
 """Built-in questions: their answers, their variety, and that they are the same every time."""
 
 import re
-from itertools import product
 
 from pipeline.sources.word_problems import TEMPLATES, make_questions
 
@@ -11,11 +10,6 @@ def test_answers_are_computed_from_the_numbers_of_the_question():
     wanted = {"muffins": 11, "passengers": 20, "pencils are needed": 66, "metres of fence": 49, "What is the total": 57}
     for word, answer in wanted.items():
         assert [found for template, found in answers.items() if word in template] == [answer]
-
-
-def test_every_answer_is_a_positive_number():
-    numbers = list(product(range(16, 41), range(4, 10), range(2, 5)))
-    assert all(answer(*three) > 0 for _, answer in TEMPLATES for three in numbers)
 
 
 def test_a_stream_depends_on_its_seed_alone_and_uses_every_template_before_one_again():

@@ -12,14 +12,13 @@ from tiny_pair import TinyPair, TinyTrio, tiny_pair, tiny_trio  # noqa: F401  (f
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import make_teacher
 from pipeline.run import context
-from pipeline.training.logged_texts import TextEncoder, read_run_texts
+from pipeline.training.logged_texts import read_run_texts
 from pipeline.training.offline_run import LogTraining, encode_texts, make_training_config
 from stages.contract.blocks import TopTokens, TrainingExample
 from stages.distill import Distill
 from stages.engine.models.huggingface import load_causal_model
 from stages.learn.examples import teacher_forcing
 from stages.learn.examples.teacher_forcing import TeacherForcing
-from store.errors import RunError
 from store.log.manifest import RunKind, read_manifest
 from store.registry.version_folder import open_version
 
@@ -148,37 +147,6 @@ def test_texts_of_another_vocabulary_are_tokenized_again(
     assert sum(text.emitted != completion.emitted for text, completion in pairs) > 15, "a full stop is alike in both"
     own, _, _ = encode_texts(models, [read])
     assert [text.emitted for text in own] == [completion.emitted for completion in read.completions]
-
-
-def test_texts_that_cannot_be_read_as_they_were_are_left_out_and_counted(run: Path, models: Models, monkeypatch):
-    read = read_run_texts(run, newest=3)
-    assert [one.prompt.offset for one in read.completions] == [17, 18, 19]
-    first, second, third = read.completions
-    changed = (
-        vars(first) | {"prompt_tokens": first.prompt_tokens + 1},
-        vars(second) | {"emitted": second.emitted * 1000},
-        vars(third),
-    )
-    texts = type(read)(run, tuple(type(first)(**values) for values in changed), read.tokens, served=False)
-    encoder = TextEncoder(models)
-    kept = list(encoder.encode_run(texts, make_training_config([run], {})))
-    assert [text.emitted for text in kept] == [third.emitted]
-    assert sorted(encoder.left_out.values()) == [1, 1]
-
-
-def test_a_log_without_texts_and_a_folder_without_a_run_are_refused(
-    run: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
-    run_replay(config_of(tiny_pair, log__text=False, source__limit=1), tmp_path / "silent")
-    config = make_training_config([tmp_path / "silent"], {})
-    with pytest.raises(RunError, match="must hold prompts with their texts"):
-        LogTraining(config, [tmp_path / "silent"], tmp_path / "training", None)
-    with pytest.raises(RunError, match=r"has no config\.json"):
-        make_training_config([tmp_path], {})
-    with pytest.raises(RunError, match="two different prompts"):
-        LogTraining(make_training_config([run], {}), [run], tmp_path / "training", None, newest=1)
 
 
 def test_the_command_trains_and_its_run_cannot_be_resumed(run: Path, tmp_path: Path, omnidraft: Command):  # noqa: F811

@@ -11,11 +11,9 @@ from pipeline.clock import Clock
 from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
-from pipeline.vllm_plugin.pass_costs import FORGOTTEN, LEAST, PassCosts
 from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
-from stages.drafting.costs import BlockTimes
 from stages.memory.text_memory import TextMemory
 from store.events import BlockDone, DraftSource, Event, PromptCompleted
 
@@ -92,19 +90,6 @@ def test_nothing_is_learned_before_a_request_ends_and_the_last_is_learned_at_the
     assert [one.emitted for one in engine.list_completed()] == [2]
     assert table.find([1, 2])[0][1].tokens == [3]
     assert table.find([2, 3])[0][1].tokens == [4]
-
-
-def test_tokens_after_the_end_of_a_sequence_are_not_learned():
-    engine = Engine(sources=["memory"])
-    engine.step(([1, 2, 3], 1))
-    engine.step(([1, 2, 3, END, 7], 2))
-    engine.step()
-    assert engine.list_completed()[0].finish == "stop"
-    assert engine.list_completed()[0].emitted == 2
-    table = memory_of(engine.drafter).table
-    assert table is not None
-    assert table.find([3])[0][1].tokens == [END]
-    assert table.find([END]) == []
 
 
 def test_the_next_turn_of_a_chat_is_another_request():
@@ -184,14 +169,6 @@ def test_equal_texts_are_distinguished_by_ids():
     assert [(one.prompt_id, one.emitted) for one in engine.list_completed()] == [("b", 2), ("a", 3)]
 
 
-def test_an_id_of_another_text_is_another_request():
-    engine, request = Engine(), RowRequest("a", 90)
-    engine.step_requests([([1, 2], 1, request)], {"a"})
-    engine.step_requests([([5, 6], 1, request)], {"a"})
-    assert [one.emitted for one in engine.list_completed()] == [1]
-    assert len(engine.drafter.runner) == 1
-
-
 def test_a_block_is_counted_as_the_engine_decided_it():
     engine = Engine(sources=["memory"])
     engine.complete([1, 2], 3, 4, 5, 6, times=9)
@@ -219,13 +196,6 @@ def test_a_draft_is_as_long_as_it_pays():
     assert lengths[2.0] == 0
 
 
-def test_the_cost_of_the_drafter_model_may_be_given():
-    given = {"pass_costs": ((1, 2.0), (11, 4.0))}
-    costs = [make_costs(PluginSettings.model_validate(given | more)) for more in ({}, {"drafting_cost": 0.5})]
-    assert [one.drafting_cost(3) for one in costs] == [0.1, 0.5]
-    assert [one.verification_cost(6) for one in costs] == [3.0, 3.0]
-
-
 @pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (1.5, False)])
 def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
     now = [0.0]
@@ -239,27 +209,3 @@ def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
         lengths.append(len(draft))
         draft = [1 + (text[-1] + place) % 3 for place in range(len(draft))]
     assert (max(lengths[40:]) > 0) == drafts
-
-
-def test_passes_that_read_prompts_are_not_measured():
-    drafter = make_drafter(map(float, count()).__next__, pass_costs=None)
-    costs = drafter._trials._costs
-    assert costs is not None
-    reading = EngineRow(np.arange(30, 38, dtype=np.int32), 0)
-    for length in range(2, 20):
-        drafter.step([EngineRow(np.arange(1, length, dtype=np.int32), 1), reading])
-    assert costs.verification_cost(1) == PassCosts().verification_cost(1)
-    for length in range(20, 26):
-        drafter.step([EngineRow(np.arange(1, length, dtype=np.int32), 1)])
-    assert costs.is_measured(1)
-
-
-def test_measurements_that_are_old_are_forgotten():
-    costs = PassCosts()
-    for _ in range(LEAST):
-        costs.observe(BlockTimes([7], 8, 0.0, 50.0))
-    for _ in range(FORGOTTEN):
-        costs.observe(BlockTimes([0], 1, 0.0, 2.0))
-    assert costs.verification_cost(8) > 40
-    costs.observe(BlockTimes([0], 1, 0.0, 2.0))
-    assert costs.verification_cost(8) < 3

@@ -109,15 +109,6 @@ def test_with_ids_a_request_ends_by_its_parameters(
     assert read_requests(tmp_path / "run") == {"request-1-0": (finish, text)}
 
 
-def test_without_logits_the_probabilities_are_missing_and_the_check_holds(tmp_path: Path):
-    serve(PROMPTS, logits=False)
-    with LogReader([tmp_path / "run"]) as log:
-        assert log.check().mismatches.num_rows == 0
-        levels = log.select("SELECT target_levels FROM decisions").to_pylist()
-    assert len(levels) > 100
-    assert {len(row["target_levels"]) for row in levels} == {0}
-
-
 def test_the_check_finds_a_token_that_could_not_be_emitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def other(tokens: list[int]) -> int:
         return 3
@@ -144,22 +135,6 @@ def test_the_next_engine_has_the_memory_and_continues_the_log(tmp_path: Path):
         offsets = [row["offset"] for row in log.select('SELECT "offset" FROM prompts ORDER BY "offset"').to_pylist()]
         assert log.check().mismatches.num_rows == 0
     assert offsets == list(range(2 * len(PROMPTS)))
-
-
-def test_without_a_pass_the_last_request_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.vllm_plugin.engine.IDLE_SECONDS", 0.0)
-    proposer = OmnidraftProposer(fake_config())
-    engine, runner = proposer._engine, FakeRunner(proposer)
-    assert engine is not None
-    runner.run(PROMPTS[:2], 5)
-    engine.commit_if_due()
-    assert len(engine.drafter.runner) == 0
-    assert runner.run(PROMPTS, MOST) == [complete(phrases, prompt, MOST) for prompt in PROMPTS]
-    proposer.close()
-    with LogReader([tmp_path / "run"]) as log:
-        assert log.check().mismatches.num_rows == 0
-        (counts,) = log.select("SELECT count(*) AS prompts FROM prompts").to_pylist()
-    assert counts["prompts"] >= 2 + len(PROMPTS)
 
 
 def test_the_run_of_another_target_is_refused():

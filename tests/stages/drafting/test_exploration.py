@@ -4,15 +4,11 @@ from collections import Counter
 
 import pytest
 
-from stages.drafting.exploration import NO_EXPLORATION, Exploration
+from stages.drafting.exploration import Exploration
 from store.events import Action
 
 ACTIONS = tuple(Action)
 BLOCKS = 20_000
-
-
-def test_without_a_share_nothing_is_drawn():
-    assert NO_EXPLORATION.choose(3, 5, Action.MODEL) == (Action.MODEL, 1.0, False)
 
 
 def test_a_draw_depends_on_seed_prompt_and_block_alone():

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.drafting.costs import Costs, make_monotone
+from stages.drafting.costs import Costs
 from stages.drafting.stopping import (
     CostStop,
     FixedLength,
     StopRule,
     ThresholdStop,
-    make_stop_rule,
 )
 
 chances = st.lists(st.floats(0.01, 1), min_size=1, max_size=8)
@@ -67,11 +66,6 @@ def test_the_cost_rule_stops_sooner_for_dearer_or_worse_pieces():
     assert length(0.9, 0.02) > length(0.9, 0.1) > length(0.9, 0.5)
 
 
-def test_the_cost_rule_stops_where_all_hope_is_gone():
-    assert not drafts_more(CostStop(flat(0.1)), (0.0,))
-    assert not drafts_more(CostStop(flat(0.1)), (0.0, 0.0))
-
-
 @given(
     st.lists(st.lists(st.floats(0.05, 0.99), min_size=0, max_size=4), min_size=1, max_size=5),
     st.floats(0.01, 0.5),
@@ -103,18 +97,3 @@ def test_costs_are_linear_between_points_and_continue_beyond_them():
     assert [costs.drafting_cost(rows) for rows in (1, 2, 3, 5)] == [1, 1.5, 2, 3]
     assert costs.block_cost([]) == 4
     assert costs.block_cost([2, 0, 1]) == costs.verification_cost(6) + costs.drafting_cost(2) + costs.drafting_cost(1)
-
-
-def test_measured_falls_are_levelled():
-    assert make_monotone([(1, 2.0), (2, 1.5), (4, 3.0)]) == ((1, 1.5), (2, 1.5), (4, 3.0))
-
-
-def test_every_value_of_the_setting_is_another_rule():
-    made = [make_stop_rule(stop, flat(0.1), usable=True) for stop in ("cost", "never", 0.25)]
-    assert {type(rule) for rule in made} == set(StopRule.__subclasses__())
-    assert drafts_more(made[2], (0.75,))
-    assert not drafts_more(made[2], (0.74,))
-
-
-def test_a_head_that_never_learns_decides_nothing():
-    assert isinstance(make_stop_rule("cost", flat(0.1), usable=False), FixedLength)

@@ -18,8 +18,6 @@ from stages.drafting.timed_pauses import (
 BEFORE_A_PAUSE = DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS  # blocks, where drafting is slower
 COSTS = Costs(target=((1, 0.010), (5, 0.011)), drafter=((1, 0.001),))
 
-ROWS_COSTS = Costs(target=((9, 0.010), (27, 0.011)), drafter=((1, 0.001),))
-
 
 def run(
     pauses: TimedPauses,
@@ -61,13 +59,6 @@ def test_where_it_is_slower_it_is_paused_for_longer_and_longer():
     assert rate > 0.99
 
 
-def test_with_more_rows_trials_are_shorter_and_pauses_are_not():
-    made, rate = run(TimedPauses(ROWS_COSTS), 4000, 1.2, 0.013, rows=9)
-    first, trial = DRAFTING_BLOCKS // 3, TRIAL // 3
-    assert (made.index(False), sum(made)) == (first, first + 6 * trial)
-    assert rate > 0.995
-
-
 def test_drafting_that_becomes_faster_is_found_by_a_trial():
     pauses = TimedPauses(COSTS)
     run(pauses, 400, 1.2, 0.013)
@@ -93,24 +84,6 @@ def test_a_disturbed_start_pauses_nothing():
     assert (not pauses.paused, made.count(False)) == (True, PLAIN_BLOCKS * 6 + SECOND_PLAIN_BLOCKS)
 
 
-def test_five_plain_blocks_of_luck_pause_nothing():
-    pauses = TimedPauses(COSTS)
-    run(pauses, DRAFTING_BLOCKS, 1.5, 0.012)
-    for _ in range(PLAIN_BLOCKS):
-        pauses.observe(BlockTimes([0], 1, 0.0, 0.007), 1.0, drafts=False)
-    assert (pauses.state_dict()["trials"][2], pauses.paused) == (True, False)
-    run(pauses, TRIAL + SECOND_PLAIN_BLOCKS, 1.5, 0.012)
-    assert (pauses.state_dict()["trials"][2], pauses.paused) == (False, False)
-
-
-def test_an_interrupted_block_decides_nothing():
-    pauses = TimedPauses(COSTS)
-    run(pauses, DRAFTING_BLOCKS - 20, 1.3, 0.011)
-    pauses.observe(BlockTimes([0], 3, 0.0, 5.0), 1.3, drafts=True)
-    run(pauses, 20 + PLAIN_BLOCKS, 1.3, 0.011)
-    assert not pauses.paused
-
-
 def test_the_first_block_of_a_stretch_is_not_counted():
     """It records what the stretch before it decided."""
     pauses = TimedPauses(COSTS)
@@ -120,26 +93,6 @@ def test_the_first_block_of_a_stretch_is_not_counted():
     drafting, plain = pauses.state_dict()["speeds"]
     assert plain[0] / plain[1] == pytest.approx(1.0)
     assert drafting[0] / drafting[1] == pytest.approx(1.05)
-
-
-def test_a_block_of_the_other_kind_counts_nowhere_and_nor_does_the_next():
-    pauses = TimedPauses(COSTS)
-    run(pauses, DRAFTING_BLOCKS + 2, 1.3, 0.011)
-    before = pauses.state_dict()
-    pauses.observe(BlockTimes([3], 4, 0.0, 9.0), 1.0, drafts=True)
-    pauses.observe(BlockTimes([0], 1, 0.0, 9.0), 1.0, drafts=False)
-    after = pauses.state_dict()
-    assert after["speeds"] == before["speeds"]
-
-
-def test_a_stretch_without_a_timed_block_decides_nothing():
-    pauses = TimedPauses(COSTS)
-    run(pauses, DRAFTING_BLOCKS, 1.2, 0.013)
-    for block in range(PLAIN_BLOCKS):
-        assert not pauses.drafts
-        drawn = block % 2 == 0
-        pauses.observe(BlockTimes([0], 1, 0.001, 0.008, 0.001), 1, drafts=drawn)
-    assert (pauses.drafts, pauses.paused) == (True, False)
 
 
 def test_a_pause_ends_with_a_trial_when_something_changed():

@@ -41,13 +41,6 @@ def test_what_a_busy_start_measured_is_forgotten():
     assert abs(rises(START)[4] / rises(truth)[4] - 1) > 0.5
 
 
-def test_the_drafter_is_followed_on_its_own():
-    costs = TrackedCosts(START)
-    for _ in range(300):
-        observe(costs, 3, START.verification_cost(3), 2, drafting=4 * START.drafts_cost([2]))
-    assert costs.drafts_cost([2]) / costs.verification_cost(3) == pytest.approx(4 * 2 * 0.5 / 2.2, rel=0.1)
-
-
 def test_a_draft_has_a_cost_of_its_own_next_to_that_of_its_pieces():
     costs = TrackedCosts(START)
     for length in (1, 2, 4) * 100:
@@ -79,27 +72,6 @@ def test_what_drafts_took_on_a_busy_machine_is_forgotten_while_none_is_made():
     assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.25)
 
 
-def test_drafts_that_are_no_longer_made_are_taken_to_cost_what_they_cost_at_best():
-    """The start was measured on a busy machine, on which drafts cost four times as many passes."""
-    busy = Costs(START.target, tuple((rows, 4 * cost) for rows, cost in START.drafter))
-    costs = TrackedCosts(busy)
-    for _ in range(100):
-        observe(costs, 3, START.verification_cost(3), 2, drafting=START.drafts_cost([2]))
-    for _ in range(600):
-        observe(costs, 1, START.verification_cost(1))
-    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.15)
-
-
-def test_a_draft_costs_as_many_passes_when_the_machine_becomes_faster():
-    costs = TrackedCosts(START)
-    for _ in range(200):
-        observe(costs, 3, 4 * START.verification_cost(3), 2, drafting=4 * START.drafts_cost([2]))
-    for _ in range(200):
-        observe(costs, 1, START.verification_cost(1))
-    want = START.drafts_cost([2]) / START.verification_cost(1)
-    assert costs.drafts_cost([2]) / costs.verification_cost(1) == pytest.approx(want, rel=0.1)
-
-
 def test_prompts_cost_what_reading_them_took_and_nothing_when_none_was_read_for_long():
     costs = TrackedCosts(START)
     assert costs.prompt_cost(100) == 0
@@ -112,25 +84,6 @@ def test_prompts_cost_what_reading_them_took_and_nothing_when_none_was_read_for_
     assert costs.prompt_cost(100) < 0.1
 
 
-def test_what_surrounds_a_pass_belongs_to_every_block():
-    costs = TrackedCosts(START)
-    for _ in range(200):
-        costs.observe(BlockTimes([0], 1, 0.3, START.verification_cost(1), 0.7))
-        costs.observe(BlockTimes([2], 1, 0.3 + START.drafts_cost([2]), START.verification_cost(1), 0.7))
-    assert [costs.verification_cost(tokens) for tokens in SIZES] == pytest.approx(
-        [START.verification_cost(tokens) + 1 for tokens in SIZES]
-    )
-    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.05), "it is not counted twice"
-
-
-def test_a_block_without_drafts_leaves_the_drafter_s_cost():
-    costs, other = TrackedCosts(START), TrackedCosts(START)
-    for drafting in (0.0, 99.0):
-        for one in (costs, other):
-            observe(one, 1, 2.0, 0, drafting=drafting if one is costs else 0.0)
-    assert costs.drafting_cost(1) == other.drafting_cost(1)
-
-
 def test_an_interruption_counts_as_twice_the_mean():
     costs, other = TrackedCosts(START), TrackedCosts(START)
     for one, longest in ((costs, 1000.0), (other, 4.0)):
@@ -138,27 +91,6 @@ def test_an_interruption_counts_as_twice_the_mean():
             observe(one, 1, 2.0)
         observe(one, 1, longest)
     assert rises(costs) == rises(other)
-
-
-def test_a_first_draft_that_takes_forty_times_as_long_is_forgotten_soon():
-    """The pages of the drafter's weights and of its keys and values are touched for the first time."""
-    costs = TrackedCosts(START)
-    observe(costs, 6, 2 * START.verification_cost(6), 5, drafting=40 * START.drafts_cost([5]))
-    for _ in range(20):
-        observe(costs, 2, START.verification_cost(2), 1, drafting=START.drafts_cost([1]))
-        observe(costs, 2, START.verification_cost(2))
-    assert costs.drafts_cost([1]) == pytest.approx(START.drafts_cost([1]), rel=0.2)
-
-
-def test_sizes_that_are_no_longer_read_follow_those_that_are():
-    """The start was measured on a busy machine: passes over many tokens seem to take twice as long as they do, so that
-    none is made which would show it.
-    """
-    truth = Costs(target=((1, 2.0), (3, 2.2), (9, 2.8), (17, 3.6)), drafter=START.drafter)
-    costs = TrackedCosts(Costs(target=((1, 2.0), (3, 2.8), (9, 5.2), (17, 8.4)), drafter=START.drafter))
-    for tokens in (1, 2, 3) * 40:
-        observe(costs, tokens, truth.verification_cost(tokens))
-    assert rises(costs) == pytest.approx(rises(truth), rel=0.1)
 
 
 def test_more_tokens_never_cost_less():

@@ -1,6 +1,5 @@
 """The calibration: each kind of candidate has a cell of its own, and a cell converges to its frequency."""
 
-from itertools import product
 from random import Random
 
 import pytest
@@ -42,30 +41,10 @@ def test_candidates_share_a_cell_if_they_are_of_one_kind(left: tuple, right: tup
     assert len(OWN_EDGES) < first < count_cells()
 
 
-def test_every_cell_is_used():
-    own = {own_cell(length) for length in range(1, 40)}
-    seen = {
-        memory_cell(context, total, count, rank)
-        for context, total, rank in product(range(1, LONGEST + 1), (1, 2, 3, 4, 10, 16, 100), range(RANKS))
-        for count in {1, *(int(total * share) for share in (0.1, 0.25, 0.5, 0.7, 0.9, 1))}
-    }
-    assert own == set(range(len(OWN_EDGES) + 1))
-    assert own.isdisjoint(seen)
-    unseen = set(range(count_cells())) - own - seen
-    # A context that was seen once has one candidate, of share 1; one that was seen two or three times has few shares.
-    assert all((cell - len(own)) // RANKS // (len(SHARE_EDGES) + 1) % (len(COUNT_EDGES) + 1) < 2 for cell in unseen)
-
-
 @given(st.integers(1, 200))
 def test_longer_matches_never_have_an_earlier_cell(length: int):
     assert own_cell(length) <= own_cell(length + 1)
     assert 0 <= own_cell(length) <= len(OWN_EDGES)
-
-
-def test_a_total_that_was_forgotten_has_a_cell():
-    """After `forget` a slot may count fewer contexts than continuations."""
-    assert memory_cell(3, 0, 1, 0) in range(count_cells())
-    assert memory_cell(3, 1, 5, 2) in range(count_cells())
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.9, 1.0])

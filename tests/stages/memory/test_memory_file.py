@@ -54,28 +54,12 @@ def test_a_memory_is_read_as_it_was_written(tmp_path: Path):
     assert other.table.find([1, 2]) == read_table(path).find([1, 2]) != []
 
 
-def test_other_vocabularies_are_not_read(tmp_path: Path):
-    write_memory(tmp_path / "memory", memory_of([1, 2, 3]), "pair")
-    memory = memory_of([5, 6])
-    assert not read_memory(tmp_path / "memory", memory, "another pair")
-    assert memory.table is not None
-    assert memory.table.find([5])
-
-
 def test_a_larger_memory_is_cut_to_the_budget(tmp_path: Path):
     write_memory(tmp_path / "memory", memory_of(list(range(5000))), "pair")
     small = memory_of([1], budget_bytes=4096)
     assert read_memory(tmp_path / "memory", small, "pair")
     assert small.table is not None
     assert 0 < small.table.bytes <= 4096
-
-
-def test_without_a_table_nothing_is_written_or_read(tmp_path: Path):
-    memory = TextMemory(COSTS, TreeLimits(9, 3, 9), (), budget_bytes=0)
-    write_memory(tmp_path / "memory", memory, "pair")
-    assert not (tmp_path / "memory").exists()
-    write_memory(tmp_path / "memory", memory_of([1, 2]), "pair")
-    assert not read_memory(tmp_path / "memory", memory, "pair")
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path):

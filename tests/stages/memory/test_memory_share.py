@@ -61,13 +61,6 @@ def test_the_text_of_a_private_row_and_the_text_before_a_context_are_not_shared(
     assert memory.take_share().texts == ()
 
 
-def test_a_memory_that_does_not_share_collects_nothing():
-    memory = new_memory()
-    for _ in range(2):
-        complete(memory, [1, 2], 3)
-        assert memory.take_share().texts == ()
-
-
 def observe(memory: TextMemory, *hits: bool) -> None:
     for hit in hits:
         memory.calibration.observe(CELL, hit=hit)
@@ -95,15 +88,6 @@ def test_chances_are_pooled_and_the_prior_counts_once():
     third.add_share(MemoryShare(cells=add_cells([second.take_share()])))
     assert third.calibration.chance(CELL) == pytest.approx(prior / (evidence(second)[1] + PRIOR_TRIALS))
     assert evidence(third) == (0, 0), "what others observed is not passed on"
-
-
-def test_what_was_read_from_a_file_is_not_shared():
-    memory, other = new_memory(), new_memory()
-    observe(other, *[True] * 500)
-    memory.calibration.load_cells(*map(list, other.calibration.cells))
-    assert evidence(memory) == pytest.approx((0, 0), abs=1e-9)
-    observe(memory, False)
-    assert evidence(memory) == pytest.approx((0, 1), abs=1e-9)
 
 
 def share_of(*tokens: int) -> MemoryShare:

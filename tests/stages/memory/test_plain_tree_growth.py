@@ -18,7 +18,6 @@ from store.events import DraftSource
 Chances = Mapping[Path, Sequence[tuple[int, float]]]  # per path the options after it, by descending chance
 Expand = Callable[[Path, Option | None], Sequence[Option]]
 
-FREE = Costs(((1, 1.0), (2, 1.0)), ((1, 1.0),))
 LINEAR = Costs(((1, 1.0), (11, 2.0)), ((1, 1.0),))  # a tenth more for every token
 WIDE = TreeLimits(99, 9, 9)
 
@@ -159,31 +158,6 @@ def test_a_tree_is_in_depth_first_order_within_its_limits(chances: Chances, limi
         assert siblings == sorted(siblings, reverse=True)
 
 
-def test_only_as_many_are_added_as_raise_the_rate():
-    chain = {(7,) * depth: [(7, 0.8)] for depth in range(20)}
-    lengths = [len(grow(chain, costs=costs_of([rise] * 3))[0].tree.candidates) for rise in (0.0001, 0.05, 0.2, 0.5)]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == WIDE.depth > lengths[1] > lengths[-1]
-    assert grow(chain, costs=costs_of([0.9] * 3)) == [GrownTree(None, 0)]
-
-
-def test_a_step_of_the_costs_is_filled():
-    """Up to four tokens cost as much as one, so do up to eight a little more: a pass is padded to its next size."""
-    stairs = Costs(((1, 1.0), (4, 1.0), (5, 1.2), (8, 1.2), (9, 9.0)), ((1, 1.0),))
-    chain = {(7,) * depth: [(7, 0.9)] for depth in range(20)}
-    assert len(grow(chain, costs=stairs)[0].tree.candidates) == 7
-    unlikely = {(): [(1, 0.9)], (1,): [(2, 0.5)], (1, 2): [(3, 0.3)], (1, 2, 3): [(4, 0.3)]}
-    assert paths_of(grow(unlikely, costs=stairs)[0].tree) == [(1,), (1, 2), (1, 2, 3)], "what is free is added"
-
-
-def test_growing_looks_beyond_a_step_that_a_single_candidate_does_not_pay():
-    hump = Costs(((1, 1.0), (2, 1.8), (9, 1.8)), ((1, 1.0),))
-    chain = {(7,) * depth: [(7, 0.97)] for depth in range(20)}
-    assert rate_of(grow(chain, limits=TreeLimits(1, 9, 9), costs=hump), hump) > 1
-    late = Costs(((1, 1.0), (2, 1.98), (LOOK_AHEAD + 1, 1.98), (LOOK_AHEAD + 2, 9.0)), ((1, 1.0),))
-    assert len(grow(chain, costs=late)[0].tree.candidates) == LOOK_AHEAD
-
-
 def test_rows_of_a_batch_share_what_a_pass_may_cost():
     """The row whose text repeats itself has most of the candidates."""
     likely = {(7,) * depth: [(7, 0.95)] for depth in range(9)}
@@ -195,44 +169,3 @@ def test_rows_of_a_batch_share_what_a_pass_may_cost():
     assert together[0] > together[1]
     assert together[0] <= alone[0]
     assert grow(unlikely, likely, costs=costs) == grow(likely, unlikely, costs=costs)[::-1]
-
-
-def test_a_width_of_one_gives_chains():
-    fork = {(): [(1, 0.9), (2, 0.9)], (1,): [(3, 0.9), (4, 0.8)], (2,): [(5, 0.9)]}
-    (wide,), (chain,) = (grow(fork, limits=TreeLimits(9, width, 9)) for width in (3, 1))
-    assert not wide.tree.is_chain
-    assert chain.tree.is_chain
-    assert paths_of(chain.tree) == [(1,), (1, 3)]
-
-
-def test_a_limit_of_nodes_keeps_the_likeliest():
-    fork = {(): [(1, 0.9), (2, 0.4)], (1,): [(3, 0.9)], (1, 3): [(4, 0.9)]}
-    (grown,) = grow(fork, limits=TreeLimits(3, 9, 9), costs=FREE)
-    assert paths_of(grown.tree) == [(1,), (1, 3), (1, 3, 4)]
-    (more,) = grow(fork, limits=TreeLimits(4, 9, 9), costs=FREE)
-    assert paths_of(more.tree) == [(1,), (1, 3), (1, 3, 4), (2,)]
-
-
-def test_limits_are_those_of_each_row():
-    chain = {(7,) * depth: [(7, 0.9)] for depth in range(9)}
-    limits = [TreeLimits(9, 2, depth) for depth in (1, 3, 5)] + [TreeLimits(2, 2, 5)]
-    grown = grow(*[chain] * 4, limits=limits, costs=FREE)
-    assert [len(one.tree.candidates) for one in grown] == [1, 3, 5, 2]
-
-
-def test_candidates_of_hardly_any_chance_are_not_searched_for():
-    chain = {(7,) * depth: [(7, 0.5)] for depth in range(20)}
-    searched: list[Path] = []
-
-    def expand(path: Path, before: Option | None) -> Sequence[Option]:
-        searched.append(path)
-        return expand_from(chain)(path, before)
-
-    (grown,) = grow_trees([expand], [TreeLimits(99, 9, 99)], FREE)
-    assert 0.5 ** len(grown.tree.candidates) >= LEAST_SURVIVAL > 0.5 ** (len(grown.tree.candidates) + 1)
-    assert len(searched) == len(set(searched)) == len(grown.tree.candidates) + 1
-
-
-def test_rows_without_options_have_no_tree():
-    assert grow({}, {(): [(1, 0.9)]}, {})[::2] == [GrownTree(None, 0)] * 2
-    assert grow_trees([], [], LINEAR) == []

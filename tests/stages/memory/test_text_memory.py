@@ -11,7 +11,7 @@ import pytest
 import torch
 from doubles import row_of
 from stored_states import store
-from token_trees import make_tree, tree_draft
+from token_trees import tree_draft
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
@@ -100,20 +100,6 @@ def test_tokens_that_the_table_held_for_the_likeliest_are_counted_whatever_draft
     assert repeated.predicted == 0, "the own text is no part of the table"
 
 
-def test_what_the_own_text_knows_better_hides_no_prediction():
-    memory = new_memory()
-    complete(memory, [1, 2], 3, 4)
-    row = row_of([5, 2, 3, 4, 5, 2])  # the own text and the table both expect 3
-    admit(memory, row)
-    for _ in range(20):
-        memory.calibration.observe(own_cell(2), hit=True)
-    (tree,) = grow(memory, row)
-    assert tree is not None
-    assert tree.candidates[0].source is DraftSource.LOOKUP
-    memory.observe([emit(row, 3)])
-    assert row.predicted == 1
-
-
 # What is proposed.
 
 
@@ -147,27 +133,6 @@ def test_what_was_never_seen_has_no_tree():
     assert grow(memory, *admit(memory, row_of([5, 6]))) == [None]
 
 
-def test_each_source_can_be_left_out():
-    for own, budget, wanted in ((True, 1 << 16, {3, 4}), (True, 0, {3}), (False, 1 << 16, {4})):
-        memory = new_memory(own=own, budget_bytes=budget)
-        complete(memory, [7], 1, 2, 4)
-        (row,) = admit(memory, row_of([1, 2, 3, 8, 1, 2]))
-        (tree,) = grow(memory, row)
-        assert {candidate.token for candidate in tree.candidates if candidate.depth == 0} == wanted
-        assert (memory.table is None) == (budget == 0)
-
-
-def test_nothing_follows_an_end_of_sequence():
-    memory = new_memory()
-    for _ in range(5):
-        complete(memory, [1], 2, END, 3, 4)  # as a prompt may have it inside
-    (row,) = admit(memory, row_of([1, 2, END, 3, 1]))
-    (tree,) = grow(memory, row)
-    ends = [index for index, token in enumerate(tree.tokens) if token == END]
-    assert ends
-    assert all(tree.children(index) == [] for index in ends)
-
-
 def test_a_tree_is_no_deeper_than_the_remaining_tokens():
     memory = new_memory(20, 1, 6)
     for remaining in (1, 3, 6, 50):
@@ -177,14 +142,6 @@ def test_a_tree_is_no_deeper_than_the_remaining_tokens():
                 memory.calibration.observe(own_cell(length), hit=True)
         (tree,) = grow(memory, row)
         assert len(tree.candidates) == min(remaining, 6)
-
-
-def test_contexts_have_at_most_the_configured_order():
-    memory = new_memory(order=2)
-    complete(memory, [1, 2, 3, 4], 5)
-    (row,) = admit(memory, row_of([1, 2, 3, 4]))
-    (tree,) = grow(memory, row)
-    assert [candidate.context for candidate in tree.candidates] == [2]
 
 
 def test_growing_draws_no_random_numbers_and_changes_nothing():
@@ -227,13 +184,6 @@ def test_a_row_is_learned_when_it_is_released_and_its_prompt_is_context():
     assert memory.table.find([1]) == memory.table.find([2]) == [], "the prompt is not what the target emitted"
 
 
-def test_a_row_that_emitted_nothing_teaches_nothing():
-    memory = new_memory()
-    (row,) = admit(memory, row_of([1, 2, 3]))
-    memory.release(row)
-    assert len(memory.table) == 0
-
-
 def test_private_rows_have_trees_and_are_not_learned():
     memory = new_memory()
     complete(memory, [1], 2, 3)
@@ -244,13 +194,6 @@ def test_private_rows_have_trees_and_are_not_learned():
     row = row_of([1, 2])
     row.private = True
     assert tokens_of(*grow(memory, *admit(memory, row))) == (3,)
-
-
-def test_without_a_table_nothing_is_learned_of_completed_rows():
-    memory = new_memory(budget_bytes=0)
-    complete(memory, [1], 2, 3)
-    memory.respond_to_drift()
-    assert grow(memory, *admit(memory, row_of([1, 2]))) == [None]
 
 
 def test_every_place_of_the_emitted_text_judges_its_options():
@@ -310,31 +253,6 @@ def test_only_what_was_known_before_the_block_is_judged():
     memory.observe([emit(row, 7, 1, 2, 5, tree=tree)])
     # 6 after "6 5"; nothing after 7; after "1" 2 and after "1 2" 5, as before.
     assert recorded.seen == [(own_cell(1), True), (own_cell(2), True), (own_cell(3), False)]
-
-
-def test_a_row_that_is_released_during_another_row_s_block_is_not_known_to_it_yet():
-    memory = new_memory()
-    first, second = admit(memory, row_of([1], offset=0), row_of([1], offset=1))
-    grow(memory, first, second)
-    recorded = Recorded(memory)
-    verdicts = [emit(first, 2, 3), emit(second, 2, 3)]
-    for verdict in verdicts:
-        memory.observe([verdict])
-    assert recorded.seen == []
-    memory.release(first)
-    (tree,) = grow(memory, second)
-    assert tree is None
-    memory.observe([emit(second, 1)])
-    (tree,) = grow(memory, second)
-    assert tree.tokens[0] == 2
-
-
-def test_an_end_of_sequence_ends_what_is_judged():
-    memory = new_memory()
-    complete(memory, [1], 2, END)
-    recorded = Recorded(memory)
-    complete(memory, [1], 2, END)
-    assert recorded.seen == [(memory_cell(1, 1, 1, 0), True), (memory_cell(2, 1, 1, 0), True)]
 
 
 def test_after_a_drift_new_text_weighs_double():
@@ -408,10 +326,3 @@ def test_nothing_of_a_row_is_kept_after_its_release():
     del row
     gc.collect()
     assert gone() is None
-
-
-def test_trees_are_made_of_mappings_in_order():
-    """The support that other tests build trees with."""
-    tree = make_tree({1: {3: {}, 4: {}}, 2: {}})
-    assert (tree.tokens, tree.parents) == ((1, 3, 4, 2), (-1, 0, 0, -1))
-    assert [candidate.depth for candidate in tree.candidates] == [0, 1, 1, 0]

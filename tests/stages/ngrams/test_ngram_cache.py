@@ -12,7 +12,6 @@ from cache_measuring import (
     nodes_below,
     real_spelling,
     records_bytes,
-    synthetic_spelling,
     trie_bytes,
     trie_of_direct_maps,
 )
@@ -20,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stages.ngrams.cache import Entry, NgramCache, entry_bytes
-from stages.ngrams.eviction import EVICTIONS, LeastFrequentlyUsed, Record
+from stages.ngrams.eviction import EVICTIONS, Record
 from stages.ngrams.trie import Trie
 
 PIECES = [(a, b) for a in range(3) for b in range(3)] + [(a, b, 0) for a in range(3) for b in range(3)]
@@ -135,54 +134,6 @@ def test_of_loaded_entries_the_least_touched_leaves_first(policy: str):
     assert cache._eviction.victim().pieces == (2, 2)
 
 
-def test_entries_are_listed_most_touched_first():
-    cache, _ = new_cache("lru", 10_000)
-    for pieces, times in ((PIECES[0], 2), (PIECES[1], 5), (PIECES[2], 2)):
-        cache.observe(pieces, TOKEN_OF[pieces], times)
-    assert cache.entries() == [Entry(PIECES[1], 301, 5), Entry(PIECES[0], 300, 2), Entry(PIECES[2], 302, 2)]
-
-
-def test_an_entry_above_the_whole_budget_evicts_nothing():
-    cache, trie = new_cache("lru", entry_bytes((0, 300)) + 28)
-    cache.observe((0, 1), TOKEN_OF[0, 1])
-    cache.observe((2, 1, 0), TOKEN_OF[2, 1, 0])
-    assert [entry.pieces for entry in cache.entries()] == [(0, 1)]
-    assert cache.bytes == trie_bytes(trie) + records_bytes(trie, "lru")
-
-
-def test_the_policies_differ():
-    kept = {}
-    for policy in EVICTIONS:
-        cache, _ = new_cache(policy, math.inf if policy == "unbounded" else 2 * entry_bytes((0, 0)))
-        for pieces in ((0, 0), (0, 0), (1, 1), (2, 2)):
-            cache.observe(pieces, TOKEN_OF[pieces])
-        kept[policy] = {entry.pieces for entry in cache.entries()}
-    assert kept == {"lru": {(1, 1), (2, 2)}, "lfu": {(0, 0), (2, 2)}, "unbounded": {(0, 0), (1, 1), (2, 2)}}
-
-
-def test_a_prefix_that_entries_share_is_counted_once():
-    apart, shared = (new_cache("lru", math.inf)[0] for _ in range(2))
-    for pieces in ((0, 0, 0), (1, 1, 0), (2, 2, 0)):
-        apart.observe(pieces, 300)
-    for pieces, token in (((0, 0, 0), 300), ((0, 0, 1), 301), ((0, 0, 2), 302)):
-        shared.observe(pieces, token)
-    assert shared.bytes < 0.6 * apart.bytes
-
-
-def test_the_frequency_rings_are_as_many_as_there_are_counts():
-    order = LeastFrequentlyUsed()
-    records = [Record((n, n)) for n in range(3)]
-    for _ in range(1000):
-        for record in records:
-            order.touch(record)
-    assert list(order._ends) == [1000]
-    assert order.victim() is records[0]
-
-
-def test_longer_entries_take_more_bytes():
-    assert 0 < entry_bytes((1, 2)) < entry_bytes((1, 2, 3)) < entry_bytes((1, 2, 3, 4))
-
-
 def trace_memory(
     spelling: Spelling, drafter_size: int, policy: str, budget: float, steps: int
 ) -> list[tuple[int, int, int]]:
@@ -218,26 +169,6 @@ def assert_measured(moments: list[tuple[int, int, int]]) -> None:
     for entries, counted, allocated in moments:
         assert entries > 200
         assert counted == pytest.approx(allocated, rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("policy", EVICTIONS)
-def test_the_bytes_are_what_python_allocates_while_filling(policy: str):
-    moments = trace_memory(synthetic_spelling(500, 6000), 500, policy, math.inf, 10_000)
-    assert_measured(moments)
-    assert moments[-1][0] > 2000
-
-
-@pytest.mark.slow
-@pytest.mark.representatives(1)
-@every_policy
-def test_the_bytes_are_what_python_allocates_after_many_evictions(policy: str):
-    budget = 400_000
-    moments = trace_memory(synthetic_spelling(500, 6000), 500, policy, budget, 12_000)
-    assert_measured(moments)
-    assert all(counted <= budget for _, counted, _ in moments)
-    assert moments[-1][1] > 0.99 * budget
 
 
 @pytest.mark.slow

@@ -2,8 +2,7 @@
 
 from itertools import pairwise
 
-import pytest
-from cache_measuring import real_spelling, trie_of_direct_maps
+from cache_measuring import trie_of_direct_maps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,15 +28,3 @@ def test_under_lfu_what_a_text_has_often_outlasts_what_the_stream_has_once():
         cache.observe(SPELLING[token], token)
     assert cache.version > 2 * len(cache), "entries must have left"
     assert cache.entries()[0] == Entry((0, 1), 3, 9)
-
-
-@pytest.mark.parametrize("policy", EVICTIONS)
-@pytest.mark.parametrize("budget", [300_000, 4_194_304])
-def test_a_real_vocabulary_fills_the_budget_without_evicting(policy: str, budget: int):
-    spelling, drafter_size = real_spelling()
-    cache = NgramCache(trie_of_direct_maps(spelling, drafter_size), budget, EVICTIONS[policy]())
-    vocabulary = [Entry(pieces, token, 1) for token, pieces in enumerate(spelling) if pieces and len(pieces) > 1]
-    cache.fill(vocabulary)
-    assert 0.99 * budget < cache.bytes <= budget
-    assert cache.version <= len(cache) + 2, "all that was inserted, and one more that did not fit"
-    assert {entry.token for entry in cache.entries()} == {entry.token for entry in vocabulary[: len(cache)]}

@@ -52,23 +52,6 @@ def test_a_part_of_the_block_that_continues_most_alike_is_found():
     assert count_found(cache, text, scope=1, parts=True) == 0, "of others nothing is found"
 
 
-def test_no_part_of_a_block_that_was_evicted_is_found():
-    cache = PrefixCache(SIZE, BLOCK)
-    cache.keep(0, [1, 2], make_layers([1, 2]))
-    assert count_found(cache, [1, 3], parts=True) == 1
-    cache.keep(0, [4, 2], make_layers([4, 2]))
-    assert [count_found(cache, text, parts=True) for text in ([1, 3], [4, 3])] == [0, 1]
-
-
-def test_what_is_kept_are_copies():
-    cache, text = PrefixCache(1 << 20, BLOCK), [1, 2, 3, 4]
-    tensors = [tensor.clone() for tensor in make_layers(text)]
-    cache.keep(0, text, tensors)
-    for tensor in tensors:
-        tensor.zero_()
-    assert count_found(cache, text) == 4
-
-
 def test_scopes_are_apart_unless_they_share():
     for shared in (False, True):
         cache = PrefixCache(1 << 20, BLOCK, shared=shared)
@@ -96,12 +79,6 @@ def test_it_stays_in_its_budget_and_never_finds_the_keys_of_another_text(blocks:
         assert cache.bytes <= blocks * SIZE
         assert count_found(cache, text, scope) == min(len(text) // BLOCK, blocks) * BLOCK, "the newest text is known"
     assert (longest > 0) == (blocks > 0)
-
-
-def test_a_text_longer_than_the_budget_keeps_its_beginning():
-    cache = PrefixCache(2 * SIZE, BLOCK)
-    cache.keep(0, text := list(range(10)), make_layers(text))
-    assert count_found(cache, text) == 4
 
 
 def test_models_share_a_budget_but_no_blocks_and_one_can_be_cleared():

@@ -176,14 +176,6 @@ def test_equal_prompts_are_read_once_unless_they_are_private():
         assert [reader.model.length(row) >= len(TEXT) - UNREAD for row in rows] == [True, True]
 
 
-def test_a_row_that_is_released_while_its_prompt_is_read_is_forgotten():
-    reader, row = live_reader(make_model()), row_of(TEXT)
-    reader.admit(row)
-    assert row.reading
-    reader.release(row)
-    assert reader.next_tokens() == {}
-
-
 def test_a_private_row_leaves_nothing():
     reader = live_reader(make_model())
     complete(reader, TEXT, private=True)
@@ -202,11 +194,6 @@ def test_tenants_copy_nothing_of_each_other():
     assert reader.counts.copied_tokens == 72, "the second text of the first tenant"
 
 
-def test_the_cache_of_a_replay_must_have_blocks_of_whole_passes():
-    with pytest.raises(ValueError, match="blocks of 16 tokens, those of a pass, got 4"):
-        PromptReader(make_model(), CHUNK, PrefixCache(1 << 20, 4))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_preamble_is_computed_once_and_gives_the_same_bits(name: str):
     def new_reader() -> PromptReader:
@@ -217,15 +204,3 @@ def test_a_preamble_is_computed_once_and_gives_the_same_bits(name: str):
     assert (reader.counts.copied_tokens, reader.counts.copied_prompts) == (12, 2), "of the second text and the third"
     for text in texts:
         assert distance(complete(reader, text), at_once(reader.model, text)) < (0.1 if name == "bfloat16" else CLOSE)
-
-
-def test_a_preamble_is_computed_again_when_the_weights_change():
-    model, changed = make_model(), make_model()
-    weights = [weight * 1.1 for weight in model.trained_weights]
-    changed.load_weights(weights)
-    reader = PromptReader(model, CHUNK, PrefixCache(1 << 20, CHUNK), preamble=TEXT[:6])
-    complete(reader, TEXT[:12])
-    model.load_weights(weights)
-    want = complete(PromptReader(changed, CHUNK, PrefixCache(1 << 20, CHUNK), preamble=TEXT[:6]), TEXT[:12])
-    assert torch.equal(complete(reader, TEXT[:12]), want)
-    assert reader.counts.copied_tokens == 0

@@ -90,12 +90,3 @@ def test_a_harmless_grammar_never_reaches_the_limits():
     transform = GrammarTransform(compile_source(HARMLESS), [END], clock=lambda: 0.0)
     assert emit(transform, lambda place: b"(1+"[place % 3 : place % 3 + 1], 300) == 300
     assert not transform.has_failed(301)
-
-
-def test_a_draft_that_was_refused_does_not_make_the_end_of_the_text_a_failure():
-    transform = GrammarTransform(compile_source(AMBIGUOUS), [END], clock=lambda: 0.0)
-    transform.apply(torch.zeros(END + 1), [97] * 100)  # a draft beyond the limit
-    transform.apply(logits_V := torch.zeros(END + 1), [97] * 3)
-    assert (logits_V == 0).nonzero().tolist() == [[END]]
-    assert transform.has_failed(4), "it is never asked again"
-    assert not transform.has_failed(3)

@@ -23,7 +23,3 @@ def test_all_types_give_the_values_of_float64(dtype: torch.dtype, *, gaps: bool)
             assert found.proposed == pytest.approx(float(probs_NV[place.line, place.proposed]), rel=1e-5, abs=1e-9)
         assert found.emitted == pytest.approx(float(probs_NV[place.line, place.emitted]), rel=1e-5, abs=1e-9)
         assert found.entropy == pytest.approx(float(entropies_N[place.line]), rel=1e-5)
-
-
-def test_nothing_is_read_where_nothing_was_rejected():
-    assert compute_raw_values(torch.full((1, 3), torch.nan), []) == []

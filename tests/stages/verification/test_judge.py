@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -95,18 +94,3 @@ def test_probabilities_are_known_of_the_likeliest_tokens_alone():
     assert verdict.raw == {1: (None, pytest.approx(float(logits_MV[1].softmax(-1)[4])), None)}
     _, verdict = judge_chain((1, 2, 0), to_top(logits_MV[:3], 2))
     assert {one.target_levels for one in verdict.decisions} == {()}, "the engine read a shorter draft"
-
-
-def test_a_row_without_a_result_has_an_empty_verdict():
-    row = make_row(0)
-    (verdict,) = Judge([END])([make_chain(row, 1)])
-    assert (verdict.emitted, verdict.decisions, row.tokens) == ((), (), [2])
-
-
-def test_distributions_have_no_mass_outside_of_what_was_kept():
-    top = to_top(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), 2)
-    probs_NV = top.to_probs(5)
-    expected = torch.tensor([3.0, 2.0, 1.0, 0.0]).softmax(-1)
-    assert probs_NV[0].tolist() == pytest.approx([float(expected[0]), float(expected[1]), 0, 0, 0])
-    assert np.isclose(top.find_probability(0, 1), expected[1])
-    assert top.find_probability(0, 3) is None

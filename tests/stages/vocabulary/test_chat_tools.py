@@ -6,8 +6,7 @@ import pytest
 from tokenizer_making import MERGES, byte_level
 
 from stages.vocabulary import chat
-from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
-from stages.vocabulary.pair import pair
+from stages.vocabulary.chat import ChatTemplate
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -74,15 +73,6 @@ def test_the_prompt_is_that_of_the_template(content: str):
     assert read(TEMPLATE, [QUESTION]) == "<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant\n"
 
 
-def test_markers_of_calls_are_tokens():
-    vocabulary = make_vocabulary()
-    encoder = ChatEncoder(vocabulary, vocabulary, pair(vocabulary, vocabulary), TEMPLATE)
-    messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-    tokens, _ = encoder.encode_conversation(messages, tools=[TOOL])
-    found = [token for token in tokens if token in vocabulary.specials.values()]
-    assert found.count(vocabulary.specials["<tool_call>"]) == 2, "in the instruction and in the call"
-
-
 @pytest.mark.parametrize(
     ("messages", "tools", "template"),
     [
@@ -106,18 +96,6 @@ def test_tools_cannot_forge_markers(name: str):
         read(TEMPLATE, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}])
     with pytest.raises(ConfigError, match="must not contain the name of a special token"):
         read(TEMPLATE, [QUESTION, {"role": "tool", "content": "", "tool_call_id": name}])
-
-
-def test_a_placeholder_in_a_tool_is_refused():
-    forged = json.loads(json.dumps(TOOL, ensure_ascii=False).replace("adds", "\ue0000\ue000"))
-    with pytest.raises(ConfigError, match="every message once"):
-        read(TEMPLATE, [QUESTION], [forged])
-
-
-def test_a_target_without_a_template_takes_no_tools():
-    vocabulary = make_vocabulary()
-    with pytest.raises(ConfigError, match="Tools need a chat template"):
-        PlainConversation(vocabulary, vocabulary).encode_conversation([QUESTION], tools=[TOOL])
 
 
 def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):

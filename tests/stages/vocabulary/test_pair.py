@@ -49,12 +49,6 @@ def test_of_tokens_with_the_same_bytes_one_can_be_drafted_and_all_can_be_read(by
     assert found.context[ord("a")] == found.context[normal] == (ord("a"),)
 
 
-def test_no_two_target_tokens_have_the_same_pieces(bytes_words, marked_words):
-    for target, drafter in ((bytes_words, marked_words), (marked_words, bytes_words)):
-        spelt = [pieces for pieces in pair(target, drafter).pieces if pieces]
-        assert len(spelt) == len(set(spelt))
-
-
 def test_a_drafter_that_cannot_spell_the_target_is_refused(bytes_words):
     poor = Vocabulary(byte_level([], without=bytes(range(0x80, 0x100))), "poor")
     for _ in range(2):  # also when it is known from the disk
@@ -69,13 +63,6 @@ def test_a_few_tokens_may_stay_unspelt(bytes_words):
     assert found.unspelt == 2
     assert [index for index, context in enumerate(found.context[:256]) if not context] == [0xFE, 0xFF]
     assert found.pieces[0xFF] is None
-
-
-def test_the_pairs_digest_depends_on_both_on_their_order_and_on_the_rule(bytes_words, marked_words):
-    ways = [(bytes_words, marked_words), (marked_words, bytes_words), (bytes_words, bytes_words)]
-    found = [*(pair(*way) for way in ways), pair(bytes_words, marked_words, "spell")]
-    assert len({one.digest for one in found}) == 4
-    assert pair(bytes_words, marked_words, "block").digest == found[0].digest
 
 
 def map_token(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule = "block") -> dict[str, tuple[How, object]]:
@@ -111,35 +98,12 @@ def test_special_tokens_meet_by_role_then_by_name():
     assert (found.pieces[other], found.context[other]) == (None, ())
 
 
-def test_a_role_counts_more_than_a_name():
-    tokenizer = byte_level(MERGES, ["<s>", "</s>", "<end>"])
-    tokenizer.eos_token = "<end>"
-    drafter = Vocabulary(tokenizer, "drafter")
-    assert map_token(special("<s>", "</s>"), drafter)["</s>"] == (How.ROLE, "<end>")
-    assert map_token(drafter, special("<s>", "</s>")) == {
-        "<s>": (How.ROLE, "<s>"),
-        "</s>": (How.NAME, "</s>"),
-        "<end>": (How.ROLE, "</s>"),
-    }
-
-
-def test_a_role_that_the_drafter_lacks_is_mapped_by_name_or_by_the_rule():
-    target = special("<s>", "</s>")
-    assert map_token(target, special("</s>"))["<s>"] == (How.BLOCKED, "")
-    assert map_token(target, special("</s>"), "spell")["<s>"] == (How.SPELT, "<s>")
-
-
 def test_special_tokens_are_spelt_where_the_rule_is_to_spell(marked_words):
     target = special("<s>", "</s>", "<a b>")
     found = pair(target, marked_words, "spell")
     pieces = found.pieces[target.specials["<a b>"]]
     assert pieces == found.context[target.specials["<a b>"]] == marked_words.spell(b"<a b>")
     assert len(pieces) == 5
-
-
-def test_what_the_drafter_cannot_spell_is_blocked(bytes_words):
-    drafter = Vocabulary(byte_level([], ["</s>"], without=b"<"))
-    assert map_token(special("</s>", "<x>"), drafter, "spell")["<x>"] == (How.BLOCKED, "")
 
 
 def test_markers_that_are_shown_are_spelt_and_never_blocked_unasked():
@@ -158,12 +122,3 @@ def test_pieces_belong_to_one_target_token_and_eos_is_first():
     assert found.context[ids["<end>"]] == found.context[ids["</s>"]] == (drafter.eos,)
     assert found.pieces[ids["</s>"]] == (drafter.eos,)
     assert found.pieces[ids["<end>"]] is None, "a lower id, but not the end"
-
-
-def test_ordinary_text_keeps_its_pieces_before_a_special_token_that_is_spelt():
-    target = special("</s>", " a")
-    (ordinary,) = target.spell(b" a")
-    assert ordinary != target.specials[" a"]
-    found = pair(target, special("</s>"), "spell")
-    assert found.pieces[ordinary] == found.context[target.specials[" a"]] == (ordinary,)
-    assert found.pieces[target.specials[" a"]] is None

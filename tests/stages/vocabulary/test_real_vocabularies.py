@@ -1,13 +1,10 @@
 """The vocabularies that people use: 13 tokenizers, and each spelt in the pieces of every other (156 pairs)."""
 
-import json
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, compress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,28 +89,6 @@ def test_every_byte_string_of_a_token_is_spelt_by_one_token(words: Vocabulary):
     ordinary = {spelt for index, spelt in enumerate(words.token_bytes) if spelt and index not in controls}
     assert ordinary == set(words.id_of_bytes)
     assert controls.isdisjoint(words.id_of_bytes.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("llama-2", 96), ("phi-3", 96), ("mistral-v1", 125), ("mistral-v3", 125), ("gpt-neox", 23), ("deepseek-llm", 11),
-     ("deepseek-coder", 6), ("llama-3", 0), ("qwen2", 0)],
-)  # fmt: skip
-def test_of_tokens_with_the_same_bytes_the_tokenizers_own_choice_counts(name: str, number: int):
-    words = vocabulary(name)
-    same = defaultdict(list)
-    for index, spelt in enumerate(words.token_bytes):
-        if spelt and index not in words.specials.values():
-            same[spelt].append(index)
-    doubled = {spelt: ids for spelt, ids in same.items() if len(ids) > 1}
-    assert len(doubled) == number
-    for spelt, ids in doubled.items():
-        assert len(ids) == 2
-        chosen = words.encode_text("\U000e0041" + spelt.decode())[-1]  # after a tag character nothing merges
-        assert words.id_of_bytes[spelt] == chosen
-        assert chosen in ids
-        assert words.spell(spelt) == (chosen,)
 
 
 def test_which_bytes_a_vocabulary_lacks_is_known(words: Vocabulary):
@@ -226,36 +201,6 @@ def test_names_of_control_tokens_in_a_users_text_are_text(words: Vocabulary):
             assert controls.isdisjoint(words.spell(text.encode()))
 
 
-def test_which_control_tokens_are_shown():
-    shown = {
-        name: [n for n, index in vocabulary(name).specials.items() if vocabulary(name).bytes_of(index)]
-        for name in NAMES
-    }
-    assert {name: len(names) for name, names in shown.items() if names} == {
-        "phi-3": 1, "deepseek-coder": 7, "mistral-v3": 20
-    }  # fmt: skip
-    assert shown["phi-3"] == ["</s>"]
-    assert {"<|EOT|>", "<pad>", "<|User|>"} < set(shown["deepseek-coder"])
-
-
-def test_the_number_of_control_tokens_is_known():
-    assert {name: len(vocabulary(name).specials) for name in NAMES} == {
-        "deepseek-coder": 9, "deepseek-llm": 2, "falcon": 12, "gpt-2": 1, "gpt-neox": 2, "llama-2": 3, "llama-3": 256,
-        "llama-4": 2048, "mistral-v1": 3, "mistral-v3": 771, "phi-3": 14, "qwen2": 3, "starcoder": 38,
-    }  # fmt: skip
-
-
-def test_a_view_is_the_same_from_disk(words: Vocabulary):
-    """The first one of this session was read, or another test's; this one comes from the cache."""
-    again = Vocabulary(words.tokenizer, words.name)
-    assert (again.token_bytes, again.specials, again.digest) == (words.token_bytes, words.specials, words.digest)
-    assert again.id_of_bytes == words.id_of_bytes
-
-
-def test_all_digests_differ():
-    assert len({vocabulary(name).digest for name in NAMES}) == len(NAMES)
-
-
 # --- all ordered pairs ------------------------------------------------------------------------------------------------
 
 
@@ -363,36 +308,6 @@ def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.M
             check_pieces(found, flat, target, drafter)
             check_specials(found, flat, target, drafter, otherwise)
     vars(drafter)["known"].clear()
-
-
-@pytest.mark.slow
-def test_the_pieces_are_those_that_were_counted_before():
-    """Direct maps and lengths for the drafter Llama-2, against counts made by other code."""
-    counted = json.loads((FOLDER / "pair_stats.json").read_text())["pairs"]
-    drafter = vocabulary("llama-2")
-    assert len(counted) == 12
-    for name, expected in counted.items():
-        target = vocabulary(name)
-        ordinary = byte_lengths(name) >= 0
-        ordinary[list(target.specials.values())] = False
-        cuts = Flat.from_pair(pair(target, drafter)).lengths[ordinary].tolist()
-        ngrams = [length for length in cuts if length > 1]
-        markers = 7 if name == "deepseek-coder" else 0  # were counted as text
-        assert len(cuts) + markers == expected["regular"]
-        assert cuts.count(1) == expected["direct"]
-        assert max(ngrams, default=0) == expected["ngram_types_max"]
-        if ngrams and not markers:
-            assert np.mean(ngrams) == pytest.approx(expected["ngram_types_mean"], abs=1e-9)
-            assert 100 * ngrams.count(2) / len(ngrams) == pytest.approx(expected["ngram_types"]["2"], abs=1e-9)
-
-
-def test_a_pair_is_the_same_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    target, drafter = vocabulary("deepseek-coder"), vocabulary("llama-2")
-    first = pair(target, drafter, "spell")
-    assert [path.name[:4] for path in tmp_path.iterdir()] == ["pair"]
-    monkeypatch.setattr("stages.vocabulary.pair._spell_pair", None)
-    assert pair(target, drafter, "spell") == first
 
 
 def test_ids_of_a_wider_output_layer_are_nothing():

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from stages.vocabulary.text_stream import StopStrings, TextStream
 from store.errors import ConfigError
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-
 # Tokens are numbers of these; few different bytes, so that stop strings are met and nearly met.
 parts = st.lists(
     st.sampled_from([b"", None, b"a", b"b", b"ab", b"ba", b"aab", b"c", b"\xc3", b"\xa9", "é".encode(), b"\xe2\x82"])
@@ -92,31 +90,6 @@ def test_nothing_is_kept_back_that_no_stop_string_can_begin_with(tokens, stops):
 
 def test_what_is_kept_back_is_shown_when_it_turns_out_to_be_none_or_at_the_end():
     assert show([b"see ", b"EN", b"Z", b" EN"], ["END"], [1, 2, 3]) == ["see ", "", "ENZ", " ", "EN"]
-
-
-def test_a_stop_string_may_be_as_long_as_many_tokens():
-    letters = [bytes([97 + n * n % 23]) for n in range(200)]
-    stop = "".join(chr(97 + n * n % 23) for n in range(50, 80)) + "!"
-    tokens = [*letters[:80], b"!?", b"more"]
-    assert "".join(show(tokens, [stop], list(range(82)))) == whole(letters[:50])
-
-
-def test_without_stop_strings_only_half_characters_wait():
-    assert show([b"a", b"\xc3", b"\xa9b", b"\xe2"], [], [1, 2, 3]) == ["a", "", "éb", "", BROKEN]
-    assert StopStrings([b"a"].__getitem__, []).find_end([0, 0]) is None
-
-
-def test_nothing_is_shown_after_a_stop_string():
-    text = TextStream([b"one", b"\ntwo"].__getitem__, ["\n"])
-    assert [text.push([0]), text.push([1]), text.push([0]), text.close()] == ["one", "", "", ""]
-    assert text.stopped
-
-
-def test_an_ending_keeps_no_more_than_the_longest_stop_string_needs():
-    ending = StopStrings([b"abc" * 1000].__getitem__, ["x" * 8, "yy"])
-    for _ in range(3):
-        assert ending.find_end([0]) is None
-        assert len(ending._tail) == 7
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], ["\ud800"]])

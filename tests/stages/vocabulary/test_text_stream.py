@@ -72,21 +72,6 @@ def test_only_the_beginning_of_a_character_is_kept_back(parts: list[bytes]):
             assert may_begin_a_character(taken[-kept:])
 
 
-def test_a_character_appears_with_its_last_byte_and_a_broken_one_at_once():
-    assert stream([b"x\xf0", b"\x9f\x98", b"\x80y"]) == ["x", "", "😀y", ""]
-    assert stream([b"\xe2\x82", b"A", b"\xff", b"\x80"]) == ["", BROKEN + "A", BROKEN, BROKEN, ""]
-
-
-def test_closing_gives_the_rest_and_resets_the_stream():
-    stream = TextStream({0: b"a\xe2", 1: b"\x82\xac"}.get)
-    assert [stream.push([0]), stream.close(), stream.push([0, 1]), stream.close()] == ["a", BROKEN, "a€", ""]
-
-
-def test_tokens_that_are_no_text_add_nothing():
-    stream = TextStream({0: b"\xc3", 1: None, 2: b"\xa9"}.get)
-    assert stream.push([0, 1, 2]) == "é"
-
-
 @pytest.mark.representatives(3)
 @pytest.mark.skipif(not NAMES, reason=f"needs the real tokenizers in {TOKENIZERS}")
 @pytest.mark.parametrize("name", NAMES)

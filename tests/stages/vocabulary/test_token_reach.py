@@ -1,8 +1,5 @@
 """The bound on the text of a token: never too low, so that no prompt that fits is refused by its characters."""
 
-import threading
-import time
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -54,13 +51,6 @@ def test_no_text_has_fewer_tokens_than_the_bound_for_its_characters(name: str, t
         assert words.fewest_tokens(len(many)) <= len(words.encode_text(many))
 
 
-def test_a_character_counts_for_the_token_in_which_it_begins():
-    """The longest token begins two characters with its six bytes; those with parts of one begin one, or none."""
-    words = Vocabulary(byte_level([(b"\xe2", b"\x82"), (b"\xe2\x82", b"\xac"), (b"\xe2\x82\xac", b"\xe2\x82\xac")]))
-    assert len(words.encode_text("€" * 12)) == 6
-    assert [words.fewest_tokens(characters) for characters in (0, 1, 2, 3, 12)] == [0, 1, 1, 2, 6]
-
-
 @pytest.mark.parametrize("form", [normalizers.NFC(), normalizers.Sequence([normalizers.NFKC()])])
 def test_the_bound_allows_for_characters_that_are_composed(form: Any):
     """Four characters become one, which is one token."""
@@ -68,12 +58,6 @@ def test_the_bound_allows_for_characters_that_are_composed(form: Any):
     text = "\u03b1\u0313\u0300\u0345" * 30
     assert len(words.encode_text(text)) == 30
     assert words.fewest_tokens(len(text)) == 30
-
-
-def test_the_bound_allows_for_a_replacement_by_something_shorter():
-    words = change(byte_level([(b"a", b"b")]), normalizer=normalizers.Replace("....", "a"))
-    assert len(words.encode_text("...." * 40)) == 40
-    assert words.fewest_tokens(4 * 40) == 20, "a token of two characters may stand for eight"
 
 
 def added_that_swallows_spaces() -> Vocabulary:
@@ -114,30 +98,3 @@ def test_where_one_token_may_stand_for_any_amount_of_text_nothing_is_refused(mad
     tokens = min(len(words.encode_text(text)) for text in (" " * 5000, "word" + " " * 5000, "?" * 5000))
     assert tokens < 200, "there is such a text"
     assert words.fewest_tokens(10**9) == 0
-
-
-@pytest.fixture
-def ticks() -> Iterator[list[float]]:
-    """Grows while another thread can run."""
-    found, over = [], threading.Event()
-
-    def tick() -> None:
-        while not over.wait(0.001):
-            found.append(time.perf_counter())
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    yield found
-    over.set()
-    thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_other_threads_run_while_a_long_text_is_tokenised(name: str, ticks: list[float]):
-    words = load_built_in(name)
-    words.encode("a")
-    before = len(ticks)
-    tokens = words.encode("a" * 900_000)
-    assert len(ticks) - before > 20
-    assert words.decode(tokens).strip() == "a" * 900_000

@@ -9,7 +9,7 @@ from tokenizer_making import LETTER_MERGES, LETTERS, MERGES, byte_level, space_m
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from stages.vocabulary.token_bytes import BYTE_TO_CHARACTER, CHARACTER_TO_BYTE
+from stages.vocabulary.token_bytes import CHARACTER_TO_BYTE
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import VocabularyError
 
@@ -17,13 +17,6 @@ from store.errors import VocabularyError
 @pytest.fixture(scope="module", params=["bytes_words", "marked_words"])
 def words(request) -> Vocabulary:
     return request.getfixturevalue(request.param)
-
-
-def test_the_byte_alphabet_has_a_printable_character_for_every_byte():
-    assert sorted(BYTE_TO_CHARACTER) == list(range(256))
-    assert len(CHARACTER_TO_BYTE) == 256
-    assert all(character.isprintable() and not character.isspace() for character in CHARACTER_TO_BYTE)
-    assert (BYTE_TO_CHARACTER[32], BYTE_TO_CHARACTER[10], BYTE_TO_CHARACTER[65]) == ("Ġ", "Ċ", "A")  # GPT-2's
 
 
 def test_the_byte_alphabet_is_the_tokenizers_own():
@@ -38,11 +31,6 @@ def test_byte_level_tokens_are_their_bytes_even_where_these_are_no_text(bytes_wo
     merged = [left + right for left, right in MERGES]
     assert [bytes_words.bytes_of(256 + n) for n in range(len(MERGES))] == merged
     assert bytes_words.size == 256 + len(MERGES) + 2
-
-
-def test_a_token_outside_the_byte_alphabet_is_its_text():
-    words = Vocabulary(byte_level(MERGES, texts=["a b", "\u00ad", "日本"]))
-    assert words.token_bytes[-3:] == (b"a b", "\u00ad".encode(), "日本".encode())
 
 
 def test_space_marks_are_spaces_and_byte_tokens_are_bytes(marked_words: Vocabulary):
@@ -71,14 +59,6 @@ def test_byte_tokens_that_are_wrongly_marked_special_are_text():
     assert wrong.spell(b"z") == right.spell(b"z") == (ord("z"),)
 
 
-def test_the_name_of_a_byte_in_a_users_text_is_no_byte():
-    tokenizer = space_mark(LETTERS)
-    tokenizer.backend_tokenizer.add_tokens(["<0x0A>"])
-    words = Vocabulary(tokenizer)
-    assert words.bytes_of(10) == b"\n"
-    assert words.decode(words.encode("<0x0A>")) == " <0x0A>"
-
-
 def test_a_byte_token_gives_way_to_the_normal_token_of_the_same_byte(marked_words: Vocabulary):
     assert marked_words.id_of_bytes[b"a"] == 256 + LETTERS.index("a")
     assert marked_words.spell(b"a") == (256 + LETTERS.index("a"),)
@@ -98,16 +78,6 @@ def test_added_text_comes_before_the_piece_with_the_same_bytes():
     assert words.spell(b"\xc3") == (0xC3,)
 
 
-def test_added_text_keeps_its_id_after_special_tokens():
-    tokenizer = byte_level(MERGES, ["<s>"], texts=["xx"])
-    tokenizer.backend_tokenizer.add_special_tokens(["<late>"])
-    tokenizer.backend_tokenizer.add_tokens(["yy"])
-    words = Vocabulary(tokenizer)
-    ids = words.encode("xxyy<late>")
-    assert [words.bytes_of(index) for index in ids[:2]] == [b"xx", b"yy"]
-    assert words.specials["<late>"] not in ids
-
-
 MARKERS = ["<|EOT|>", "</s>x", "[CALL]", "</think>"]
 
 
@@ -124,31 +94,12 @@ def test_markers_that_are_not_called_special_are_control_tokens_too():
     assert words.size - 3 in words.encode("</s>x"), "text that only begins like a marker"
 
 
-def test_a_model_that_finds_control_tokens_by_their_names_does_not_give_them_to_text():
-    """`ignore_merges` looks whole words up before it merges."""
-    words = Vocabulary(byte_level([], ["</s>"], texts=["</t>"], words=["</s>", "</t>"]))
-    assert words.specials == {"</s>": 256, "</t>": 257}
-    for name in ("</s>", "</t>"):
-        assert words.encode(name) == words.encode_text(name, first=False) == list(words.spell(name.encode()))
-        assert words.spell(name.encode()) == tuple(name.encode())
-
-
 def test_markers_of_the_vocabulary_are_control_tokens_where_no_merges_lead_to_them():
     """Example: `[REFERENCE_DOC_0]` of Mistral, which its list of added tokens lacks."""
     words = Vocabulary(space_mark([*LETTERS, "[", "]", "[ref]", "[a]"], [("[", "a"), ("[a", "]")]))
     assert list(words.specials) == ["[ref]", "<s>", "</s>"]
     assert words.spell(b"[a]") == (words.id_of_bytes[b"[a]"],)
     assert words.specials["[ref]"] not in words.spell(b"[ref]")
-
-
-def test_an_end_that_is_not_called_special_is_one():
-    tokenizer = byte_level(MERGES, ["<s>"], texts=["END"])
-    tokenizer.eos_token = "END"
-    words = Vocabulary(tokenizer)
-    assert not tokenizer.backend_tokenizer.get_added_tokens_decoder()[words.eos].special
-    assert words.specials["END"] == words.eos
-    assert words.bytes_of(words.eos) is None
-    assert words.eos not in [*words.encode("END"), *words.spell(b"END")]
 
 
 @given(st.binary(max_size=12))
@@ -194,21 +145,6 @@ def test_broken_characters_go_byte_by_byte_and_the_rest_does_not(marked_words: V
     assert spelt == [b" a", b".", b"ab", b"c", b"\xe2", b"\x82", b" a", b"\xff"]
 
 
-def test_a_literal_space_mark_is_no_space(marked_words: Vocabulary):
-    spelt = [marked_words.bytes_of(piece) for piece in marked_words.spell("ab▁ a".encode())]
-    assert spelt == [b"ab", b"\xe2", b"\x96", b"\x81", b" a"]
-
-
-def test_many_are_spelt_as_one_by_one(words: Vocabulary):
-    texts = [b"abc", b"", b"\xff", b" ab", b"abc", "é▁".encode(), b"q" * 50]
-    assert words.spell_each(texts) == [words.spell(text) for text in texts]
-    assert words.spell_each([]) == []
-
-
-def test_nothing_spells_nothing(words: Vocabulary):
-    assert words.spell(b"") == ()
-
-
 def test_bytes_that_no_token_spells_have_no_pieces():
     words = Vocabulary(byte_level(MERGES, without=b"q"))
     assert words.spell(b"q") is None
@@ -228,10 +164,6 @@ def test_decoding_gives_back_what_was_encoded(bytes_words: Vocabulary, text: str
     assert bytes_words.decode(bytes_words.encode(text)) == text
 
 
-def test_decoding_replaces_broken_characters_and_leaves_special_tokens_out(bytes_words: Vocabulary):
-    assert bytes_words.decode([bytes_words.bos, 65, 0xE2, 66, bytes_words.eos, bytes_words.size + 5]) == "A\ufffdB"
-
-
 def test_the_bos_is_added_where_the_tokenizer_does_so_itself():
     tokenizer = byte_level(MERGES)
     assert Vocabulary(tokenizer).encode("a") == [97]
@@ -240,12 +172,6 @@ def test_the_bos_is_added_where_the_tokenizer_does_so_itself():
     backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     assert Vocabulary(tokenizer).encode("a") == [bos, 97]
     assert Vocabulary(tokenizer).encode_text("a") == [97]
-
-
-def test_a_space_before_everything_is_not_put_before_a_later_part(marked_words: Vocabulary):
-    first, later = (marked_words.encode_text("ab", first=first) for first in (True, False))
-    assert marked_words.encode("ab") == first
-    assert (marked_words.decode(first), marked_words.decode(later)) == (" ab", "ab")
 
 
 def test_a_tokenizer_as_it_is_loaded_or_made_has_one_digest(tmp_path: Path):
@@ -273,14 +199,6 @@ def test_the_digest_tells_tokenizers_apart():
     assert Vocabulary(without_role).digest != plain
 
 
-def test_the_digest_depends_on_the_merges():
-    """The same tokens, reached another way, are other pieces."""
-    pairs = [(b"a", b"b"), (b"b", b"c")]
-    left, right = (Vocabulary(byte_level([*pairs, last])) for last in ((b"ab", b"c"), (b"a", b"bc")))
-    assert left.token_bytes == right.token_bytes
-    assert left.digest != right.digest
-
-
 def test_the_digest_depends_on_how_text_is_cut():
     """The same tokens with another pre-tokenizer are other pieces."""
     plain, split = byte_level(MERGES), byte_level(MERGES)
@@ -293,8 +211,3 @@ def test_the_digest_depends_on_how_text_is_cut():
 def test_tokenizers_of_another_kind_are_refused():
     with pytest.raises(VocabularyError, match="the tokenizer of odd must be byte-level or mark spaces"):
         Vocabulary(word_level(["<unk>", "a"]), "odd")
-
-
-def test_slow_tokenizers_are_refused():
-    with pytest.raises(VocabularyError, match="slow needs a fast tokenizer"):
-        Vocabulary(object(), "slow")

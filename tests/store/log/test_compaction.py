@@ -12,7 +12,7 @@ from synthetic_runs import block, decision, prompt, small_run_events
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.log.compaction import compact
-from store.log.manifest import MANIFEST, edit_manifest, part_path, read_manifest
+from store.log.manifest import edit_manifest, part_path, read_manifest
 from store.log.rollups import COUNTS
 from store.log.run_log import Commit, RunLog
 from store.query.log_reader import VIEWS, LogReader
@@ -61,15 +61,6 @@ def test_small_parts_become_one_with_the_same_rows_in_the_same_order(tmp_path):
     assert done.bytes_after == sum(part.bytes for parts in read_manifest(tmp_path).tables.values() for part in parts)
 
 
-def test_a_second_compaction_has_nothing_to_join(tmp_path):
-    run_of(tmp_path, 3)
-    compact(tmp_path)
-    before = (tmp_path / MANIFEST).read_bytes()
-    done = compact(tmp_path)
-    assert (done.parts_before, done.parts_after) == (1, 1)
-    assert (tmp_path / MANIFEST).read_bytes() == before
-
-
 def test_new_parts_join_what_was_joined_before(tmp_path):
     log = run_of(tmp_path, 2, close=False)
     compact(tmp_path, counted=1)
@@ -80,18 +71,6 @@ def test_new_parts_join_what_was_joined_before(tmp_path):
     assert names(tmp_path) == ["part-000001-000003.parquet"]
     assert {table: names(tmp_path, table) for table in COUNTS} == dict.fromkeys(COUNTS, names(tmp_path))
     assert [row["offset"] for row in everything(tmp_path)["decisions"]] == [0, 1, 2]
-
-
-def test_few_decisions_are_not_counted_and_joining_drops_earlier_counts(tmp_path):
-    log = run_of(tmp_path, 2, close=False)
-    compact(tmp_path, counted=2)
-    assert names(tmp_path, "counts_by_token") == ["part-000001-000002.parquet"]
-    log.append(decision(offset=2))
-    log.finish()
-    compact(tmp_path, counted=4)
-    assert {table: names(tmp_path, table) for table in COUNTS} == {table: [] for table in COUNTS}
-    with LogReader([tmp_path]) as reader:
-        assert reader.select("SELECT sum(decisions) AS n FROM counts_by_token").to_pylist() == [{"n": 3}]
 
 
 def test_parts_are_joined_up_to_a_size_and_large_ones_stay(tmp_path):
@@ -178,16 +157,6 @@ def test_a_full_disk_leaves_the_log_unchanged(tmp_path, monkeypatch, place):
     assert (names(tmp_path), everything(tmp_path)) == (["part-000001-000003.parquet"], before)
 
 
-def test_a_run_continues_after_a_joined_part(tmp_path):
-    log = run_of(tmp_path, 3, close=False)
-    log.close()
-    compact(tmp_path)
-    with RunLog(tmp_path) as log:
-        log.append(decision(offset=3))
-    assert names(tmp_path) == ["part-000001-000003.parquet", "part-000004.parquet"]
-    assert [(row["offset"], row["seq"]) for row in everything(tmp_path)["decisions"]] == [(n, n) for n in range(4)]
-
-
 def test_a_damaged_part_is_named_and_keeps_its_place_and_digest(tmp_path):
     run_of(tmp_path, 5)
     part = read_manifest(tmp_path).tables["decisions"][2]
@@ -221,14 +190,6 @@ def test_a_second_concurrent_compaction_is_refused(tmp_path):
     run_of(tmp_path, 2)
     with FileLock(tmp_path / "log" / ".compaction.lock"), pytest.raises(RunError, match="one compaction"):
         compact(tmp_path)
-
-
-def test_a_locked_manifest_is_not_reported_as_a_running_compaction(tmp_path, monkeypatch):
-    run_of(tmp_path, 2)
-    monkeypatch.setattr("store.log.manifest.LOCK_SECONDS", 0.01)
-    with FileLock(tmp_path / "log" / ".manifest.lock"), pytest.raises(RunError, match=r"holds .*\.manifest\.lock"):
-        compact(tmp_path)
-    assert compact(tmp_path).parts_after == 1
 
 
 def test_parts_that_were_replaced_meanwhile_are_not_replaced_again(tmp_path, monkeypatch):

@@ -47,29 +47,6 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
         RunLock(tmp_path).take()
 
 
-def test_a_holder_may_take_its_lock_again_and_it_is_free_afterwards(tmp_path: Path):
-    lock = RunLock(tmp_path)
-    lock.take()
-    with lock:
-        pass
-    with RunLock(tmp_path):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_a_second_writer_is_refused_even_if_the_owner_is_unreadable(tmp_path: Path):
-    with RunLock(tmp_path):
-        (tmp_path / ".owner.json").write_text("{")
-        with pytest.raises(RunError, match="another process"):
-            RunLock(tmp_path).take()
-
-
-def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="writable"):
-        RunLock(tmp_path / "file" / "run").take()
-
-
 def test_whether_a_run_is_being_written_is_known_without_taking_its_lock(tmp_path: Path):
     run = tmp_path / "run"
     assert is_being_written(run) is None, "a copy has no lock"

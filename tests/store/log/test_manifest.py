@@ -6,8 +6,7 @@ import pytest
 from synthetic_runs import change_manifest, decision, write_run
 
 from store.errors import CorruptError, RunError
-from store.files import digest_of
-from store.log.manifest import MANIFEST, Checkpoint, read_manifest, read_manifest_file
+from store.log.manifest import MANIFEST, read_manifest, read_manifest_file
 
 
 @pytest.fixture
@@ -60,19 +59,6 @@ def test_a_checkpoint_is_inside_its_run(run: Path, folder: str, file: str):
         read_manifest_file(run / MANIFEST)
 
 
-@pytest.mark.parametrize("changes", [{"rows": "1"}, {"rows": -1}, {"first_offset": None}, {"bytes": 1.5}])
-def test_the_counts_of_a_part_are_numbers(run: Path, changes: dict[str, object]):
-    change_manifest(run, lambda content: content["tables"]["decisions"][0].update(changes))
-    with pytest.raises(CorruptError, match="must be integers from 0 on"):
-        read_manifest_file(run / MANIFEST)
-
-
-def test_a_written_checkpoint_entry_can_be_read(run: Path):
-    checkpoint = {"folder": "checkpoint/000012", "files": {"state.json": "0"}}
-    change_manifest(run, lambda content: content.update(checkpoint=checkpoint))
-    assert read_manifest(run).checkpoint == Checkpoint(**checkpoint)
-
-
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "null", '{"schema_version": 1}', '{"schema_version": 1, "tables": []}', "[" * 100_000, "\ud83d"],
@@ -90,8 +76,3 @@ def test_a_manifest_that_cannot_be_opened_is_reported_as_a_wrong_folder(run: Pat
         read_manifest(run)
     with pytest.raises(RunError, match="must be readable: "):
         read_manifest(run / ("x" * 300))
-
-
-def test_a_path_that_cannot_be_read_has_no_digest(tmp_path: Path):
-    assert digest_of(tmp_path) is None
-    assert digest_of(tmp_path / "nothing") is None

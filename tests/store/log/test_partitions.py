@@ -1,10 +1,9 @@
 """Readers see a run of several writers as one run; a worker that was declared dead can no longer commit."""
 
-import json
 from pathlib import Path
 
 import pytest
-from synthetic_runs import block, decision, make_drift, make_update, prompt, small_run_events, two_blocks, write_run
+from synthetic_runs import block, decision, make_update, prompt, small_run_events, two_blocks, write_run
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptCompleted, PromptRejected
@@ -15,16 +14,12 @@ from store.log.partitions import (
     close_partition,
     committed_at,
     create_worker_partition,
-    log_folders,
     named_parts,
-    open_partition,
     partition_folder,
-    partition_folders,
-    worker_folders,
 )
 from store.log.parts import completed_prompts
 from store.log.run_log import Commit, RunLog
-from store.query.log_reader import VIEWS, LogReader, recipes, run_folders
+from store.query.log_reader import VIEWS, LogReader, recipes
 from store.query.summary import summarize
 
 OF_A_PROMPT = ("TokenDecision", "BlockDone", "PromptCompleted")
@@ -91,12 +86,6 @@ def test_the_summary_and_the_check_are_those_of_one_run(whole: Path, parted: Pat
     assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (rows, 0, 0)
 
 
-def test_completed_prompts_come_in_the_order_of_their_clocks(parted: Path):
-    finished = [event.finished for event in completed_prompts(parted)]
-    assert finished == sorted(finished)
-    assert len(finished) == len(rows_of(parted, "FROM prompts")) > 2
-
-
 def test_a_contradiction_in_a_partition_is_found(tmp_path: Path):
     doubtful = decision(offset=3, uniform=0.75, target_levels=(0.5,), drafter_levels=(1.0,))
     run = write_partitions(tmp_path / "run", [doubtful, *two_blocks(0, "docs"), block(offset=0), prompt(offset=0)])
@@ -132,12 +121,6 @@ def test_partitions_are_compacted_separately_and_counts_stay_correct(tmp_path: P
         assert log.check().miscounts.num_rows == 0
 
 
-def test_a_folder_of_runs_lists_no_partitions(parted: Path):
-    assert [folder.name for folder in run_folders(parted.parent)] == ["run"]
-    assert [folder.name for folder in log_folders(parted)] == ["run", "learner", "worker-000", "worker-001"]
-    assert partition_folders(parted.parent) == []
-
-
 def test_a_commit_of_a_partition_advances_the_commit_time_of_the_run(parted: Path):
     before = committed_at(parted)
     with RunLog(create_worker_partition(parted)) as log:
@@ -165,28 +148,3 @@ def test_a_worker_that_was_declared_dead_can_no_longer_commit(tmp_path: Path):
 
 def completed_prompts_of(folder: Path) -> list[PromptCompleted]:
     return list(completed_prompts(folder))
-
-
-def test_a_worker_that_never_started_can_be_closed_too(tmp_path: Path):
-    folder = create_worker_partition(tmp_path)
-    close_partition(folder)
-    with pytest.raises(RunError):
-        RunLog(folder)
-
-
-def test_names_of_workers_are_never_reused(tmp_path: Path):
-    names = [create_worker_partition(tmp_path).name for _ in range(3)]
-    assert names == ["worker-000", "worker-001", "worker-002"]
-    open_partition(tmp_path, LEARNER)
-    assert [folder.name for folder in worker_folders(tmp_path)] == names
-    assert create_worker_partition(tmp_path).name == "worker-003"
-
-
-def test_opening_a_partition_again_keeps_its_identity(tmp_path: Path):
-    folder = open_partition(tmp_path, LEARNER)
-    with RunLog(folder) as log:
-        log.append(make_drift())
-        log.commit(Commit(dict), wait=True)
-        identity = read_manifest(folder).identity
-        assert open_partition(tmp_path, LEARNER) == folder
-        assert json.loads((folder / "log" / "manifest.json").read_bytes())["identity"] == identity

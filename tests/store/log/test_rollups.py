@@ -63,18 +63,6 @@ def test_arrow_and_sql_give_the_same_counts(tmp_path, table):
     assert sorted(map(repr, by_sql.to_pylist())) == sorted(map(repr, counted.select(columns).to_pylist()))
 
 
-def test_each_kind_of_decision_is_counted_separately(tmp_path):
-    counts = {
-        table: rows["decisions"].to_pylist()
-        for table, rows in roll_up(to_table("decisions", 0, varied_events())).items()
-    }
-    assert sum(counts["counts_by_version"]) == sum(counts["counts_by_place"]) == 14
-    assert sum(counts["counts_by_token"]) == 12, "judged decisions only"
-    assert len(counts["counts_by_version"]) == 8
-    assert len(counts["counts_by_place"]) == 9
-    assert sorted(counts["counts_by_token"]) == [1, 1, 1, 2, 7]
-
-
 def parts_of_run(folder, parts):
     """A finished run with one part of decisions per list of events."""
     from store.log.run_log import Commit, RunLog
@@ -103,19 +91,6 @@ def test_recipes_give_the_same_before_and_after_counting(tmp_path):
     with LogReader([run]) as log:
         assert log.select("SELECT count(seq) > 0 AS stored FROM counts_by_token").to_pylist() == [{"stored": True}]
         assert {name: log.recipe(name).to_pylist() for name in recipes()} == before
-
-
-def test_joined_and_unjoined_parts_are_each_counted_once(tmp_path):
-    run = parts_of_run(tmp_path / "run", [small_run_events(), small_run_events()])
-    compact(run, counted=1)
-    with LogReader([run]) as log:
-        (first,) = log.select("SELECT sum(decisions) AS n FROM counts_by_place").to_pylist()
-    assert first["n"] == 150
-    half_counted = parts_of_run(tmp_path / "half", [varied_events()[:1]] * 3)
-    compact(half_counted, rows=2, counted=1)
-    with LogReader([half_counted]) as log:
-        rows = log.select("SELECT decisions, seq FROM counts_by_version ORDER BY ALL").to_pylist()
-    assert rows == [{"decisions": 1, "seq": None}, {"decisions": 2, "seq": 0}]
 
 
 def test_the_check_finds_a_count_that_contradicts_the_decisions(tmp_path):

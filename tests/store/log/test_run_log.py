@@ -7,18 +7,18 @@ import threading
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic_runs import block, change_manifest, decision, prompt, write_run
+from synthetic_runs import change_manifest, decision, write_run
 
 from store import files as files_module
 from store.errors import CorruptError, OmnidraftError, RunError
-from store.events import PromptReceived, PromptRejected
+from store.events import PromptRejected
 from store.files import digest_of, write_whole
 from store.log import parts as parts_module
-from store.log.checkpoint import read_checkpoint, write_checkpoint
+from store.log.checkpoint import write_checkpoint
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.partitions import create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
-from store.log.schema import SCHEMA_VERSION, TABLES
+from store.log.schema import TABLES
 
 
 def visible_rows(run, table="decisions"):
@@ -55,26 +55,6 @@ def test_the_manifest_describes_the_files_exactly(tmp_path):
     assert part.sha256 == digest_of(part_path(run, part))
 
 
-def test_a_part_names_its_schema_version(tmp_path):
-    run = write_run(tmp_path, [block()])
-    (part,) = read_manifest(run).tables["blocks"]
-    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == str(SCHEMA_VERSION).encode()
-
-
-def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
-    run = write_run(tmp_path, [decision()])
-    assert sorted(path.parent.name for path in run.rglob("*.parquet")) == ["decisions"]
-
-
-def test_a_commit_without_waiting_reaches_readers_too(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.append(decision())
-        log.commit(Commit(dict))
-        log._jobs.join()
-        assert visible_rows(tmp_path) == 1
-        assert not log.committing
-
-
 def test_a_rejected_row_is_written_as_a_line_of_json_immediately(tmp_path):
     with RunLog(tmp_path) as log:
         log.append(PromptRejected("docs", 3, "broken “JSON”\n"))
@@ -82,15 +62,6 @@ def test_a_rejected_row_is_written_as_a_line_of_json_immediately(tmp_path):
         assert json.loads(line) == {"dataset": "docs", "line": 3, "reason": "broken “JSON”\n"}
         log.append(PromptRejected("docs", 9, "empty"))
     assert len((tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()) == 2
-
-
-def test_a_received_prompt_is_not_stored_and_another_type_is_refused(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.append(PromptReceived(offset=0, prompt_id="docs-0", dataset="docs", line=1, text="hello"))
-        with pytest.raises(TypeError, match="str"):
-            log.append("hello")
-    assert not (tmp_path / "rejected.jsonl").exists()
-    assert all(parts == () for parts in read_manifest(tmp_path).tables.values())
 
 
 def test_uncommitted_rows_are_dropped_on_resume(tmp_path):
@@ -130,25 +101,6 @@ def test_parts_that_a_compaction_replaced_stay_for_their_readers_when_a_run_resu
     assert counts.exists()
     names = sorted(path.name for path in (tmp_path / "log" / "decisions").iterdir())
     assert names == ["part-000001.parquet", "part-000002.parquet"], "the third was never committed"
-
-
-def test_a_commit_can_keep_files_of_the_previous_checkpoint(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.commit(Commit(lambda: {"state.json": b"{}", "weights": b"heavy"}), wait=True)
-        for state in (b"{1}", b"{2}"):
-            log.commit(Commit(lambda state=state: {"state.json": state}, kept=frozenset(["weights"])), wait=True)
-            checkpoint = read_manifest(tmp_path).checkpoint
-            assert read_checkpoint(tmp_path, checkpoint) == {"state.json": state, "weights": b"heavy"}
-
-
-def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
-        checkpoint = read_manifest(tmp_path).checkpoint
-        assert (tmp_path / checkpoint.folder / "state.json").read_bytes() == b"{}"
-    manifest = read_manifest(tmp_path)
-    assert (manifest.finished, manifest.checkpoint) == (True, None)
-    assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
 def full_disk(path, content):
@@ -200,13 +152,6 @@ def test_a_manifest_that_cannot_be_written_fails_its_commit(tmp_path, monkeypatc
     with pytest.raises(OmnidraftError, match="No space left"):
         log.commit(Commit(dict), wait=True)
     log.close()
-
-
-def test_a_value_that_fits_no_column_is_an_error(tmp_path):
-    log = RunLog(tmp_path)
-    log.append(prompt(emitted=2**40))
-    with pytest.raises(OmnidraftError, match="too large"):
-        log.finish()
 
 
 def test_append_waits_for_the_disk_so_memory_is_bounded(tmp_path, monkeypatch):
@@ -339,20 +284,6 @@ def test_an_incomplete_first_commit_is_removed(tmp_path):
         assert (list(tmp_path.rglob("*.parquet")), list((tmp_path / "checkpoint").iterdir())) == ([], [])
         log.append(decision(offset=7))
     assert visible_rows(tmp_path) == 1
-
-
-def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="file"):
-        RunLog(tmp_path / "file")
-
-
-def test_a_closed_log_refuses_events_and_may_be_closed_again(tmp_path):
-    log = RunLog(tmp_path)
-    log.close()
-    log.close()
-    with pytest.raises(RunError, match="closed"):
-        log.append(decision())
 
 
 def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_path):

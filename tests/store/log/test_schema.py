@@ -1,15 +1,12 @@
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import pyarrow as pa
 import pytest
-from synthetic_runs import bonus, decision, make_unjudged, prompt
+from synthetic_runs import bonus, decision, make_unjudged
 
-from store.errors import OmnidraftError
 from store.events import Outcome
-from store.log import schema
 from store.log.schema import (
-    SCHEMA_VERSION,
     TABLES,
     parquet_options,
     schema_of,
@@ -27,24 +24,6 @@ def test_a_column_may_be_null_only_where_its_field_may_be_none():
     assert decisions.field("emitted_id").nullable
     assert not decisions.field("offset").nullable
     assert not decisions.field("pieces").type.value_field.nullable
-
-
-def test_values_that_are_float32_in_the_models_are_float32_in_the_log():
-    decisions = schema_of("decisions")
-    for name in ("uniform", "head_estimate", "entropy"):
-        assert decisions.field(name).type == pa.float32()
-    assert decisions.field("target_levels").type.value_type == pa.float32()
-    assert schema_of("prompts").field("finished").type == pa.float64()
-
-
-def test_repeated_names_are_dictionary_encoded_and_texts_are_not():
-    assert pa.types.is_dictionary(schema_of("decisions").field("outcome").type)
-    assert schema_of("prompts").field("prompt_text").type == pa.string()
-
-
-def test_the_metadata_names_table_and_version():
-    metadata = schema_of("drifts").metadata
-    assert metadata == {b"omnidraft.table": b"drifts", b"omnidraft.schema_version": str(SCHEMA_VERSION).encode()}
 
 
 def test_rows_are_read_back_unchanged_and_numbered_from_the_given_start():
@@ -92,17 +71,6 @@ def lower_bits(value):
     return int.from_bytes(struct.pack("<f", value)[:2], "little")
 
 
-def test_rounding_takes_the_nearest_and_keeps_nulls():
-    values = [1.0, 1.0 + 2**-8 + 2**-20, 1.0 + 2**-8 - 2**-20, 0.0, None]
-    rows = to_table("decisions", 0, [decision(entropy=value) for value in values])
-    assert rows["entropy"].to_pylist() == [1.0, 1.0 + 2**-7, 1.0, 0.0, None]
-
-
-def test_a_number_outside_the_range_of_its_column_is_refused():
-    with pytest.raises(pa.ArrowInvalid):
-        to_table("prompts", 0, [prompt(emitted=2**31)])
-
-
 def test_every_column_has_an_encoding_or_is_left_to_the_default_on_purpose():
     options = parquet_options("decisions")
     assert options["column_encoding"]["offset"] == "DELTA_BINARY_PACKED"
@@ -110,19 +78,3 @@ def test_every_column_has_an_encoding_or_is_left_to_the_default_on_purpose():
     assert "emitted_id" in options["use_dictionary"]
     assert not set(options["use_dictionary"]) & set(options["column_encoding"])
     assert "prompt_text" not in parquet_options("prompts")["use_dictionary"]
-
-
-def test_an_unknown_table_is_refused_and_the_error_lists_the_known_ones():
-    with pytest.raises(OmnidraftError, match="decisions, blocks"):
-        schema_of("tokens")
-
-
-def test_a_field_without_a_column_type_is_refused(monkeypatch):
-    @dataclass(frozen=True)
-    class Odd:
-        offset: int
-        place: complex
-
-    monkeypatch.setattr(schema, "TABLES", {"odd": Odd})
-    with pytest.raises(TypeError, match="place"):
-        schema_of("odd")

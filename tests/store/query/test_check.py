@@ -18,7 +18,7 @@ from synthetic_runs import (
     write_run,
 )
 
-from store.events import Origin, Outcome, Translation
+from store.events import Origin, Translation
 from store.log.manifest import part_path, read_manifest
 from store.query.log_reader import LogReader
 
@@ -73,26 +73,6 @@ def test_outcomes_agree_with_python_on_the_float32_values(tmp_path):
     assert problems(tmp_path, events) == []
 
 
-def test_a_target_of_zero_is_never_accepted(tmp_path):
-    assert problems(tmp_path / "a", [make_rejection(target_levels=(0.0,), uniform=0.0)]) == []
-    assert len(problems(tmp_path / "b", [decision(target_levels=(0.0,), uniform=0.0)])) == 1
-    assert problems(tmp_path / "d", [make_rejection(target_levels=(0.0,), drafter_levels=(0.0,), uniform=0.0)]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", [0.0, math.nan, math.inf])
-def test_a_token_that_the_drafter_cannot_have_drawn_is_never_accepted(tmp_path, drafter: float):
-    levels = {"target_levels": (0.5,), "drafter_levels": (drafter,), "uniform": 0.0}
-    assert problems(tmp_path / "a", [make_rejection(**levels)]) == []
-    assert len(problems(tmp_path / "b", [decision(**levels)])) == 1
-
-
-def test_a_draw_equal_to_the_product_is_a_rejection(tmp_path):
-    levels = {"target_levels": (0.25,), "drafter_levels": (0.5,), "uniform": 0.5}
-    assert problems(tmp_path / "a", [make_rejection(**levels)]) == []
-    assert len(problems(tmp_path / "b", [decision(**levels)])) == 1
-
-
 BROKEN = {
     "levels": ([decision(drafter_levels=(0.5, 0.5))], "as many target as drafter levels"),
     "no levels": ([decision(drafter_levels=(), target_levels=())], "as many target as drafter levels"),
@@ -116,15 +96,6 @@ def test_each_kind_of_contradiction_is_named_once(tmp_path, name):
     events, words = BROKEN[name]
     (problem,) = problems(tmp_path, events)
     assert words in problem
-
-
-def test_blocks_and_prompts_are_separate(tmp_path):
-    events = [
-        make_rejection(block=0),
-        decision(block=1, position=1),
-        decision(offset=1, outcome=Outcome.ACCEPTED),
-    ]
-    assert problems(tmp_path, events) == []
 
 
 @pytest.mark.slow

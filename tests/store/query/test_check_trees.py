@@ -37,26 +37,10 @@ def test_a_sound_tree_has_no_mismatch(tmp_path: Path, name: str):
     assert problems(tmp_path, events) == []
 
 
-def test_several_blocks_of_pieces_and_of_trees(tmp_path: Path):
-    events = [
-        *make_tree(NODES, [0.4, 0.6]),
-        decision(block=1, position=3),
-        bonus(block=1, index=1, position=4),
-        *make_tree(NODES, [0.75], begin=5, block=2),
-        *make_tree(NODES, [0.6], begin=6, block=3, drafter=DraftSource.LOOKUP),
-        *make_tree(NODES, [0.6], offset=1),
-    ]
-    assert problems(tmp_path, events) == []
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_tree_that_the_end_of_the_sequence_truncated(tmp_path: Path, rows: int):
     """Decisions after the last emitted token are dropped, so a place may lack its last candidates."""
     assert problems(tmp_path, make_tree(NODES, [0.4, 0.6])[:rows]) == []
-
-
-def test_a_rejection_that_the_end_of_the_sequence_truncated(tmp_path: Path):
-    assert problems(tmp_path, make_tree(NODES, [0.75])[:1]) == []
 
 
 def single(value: float) -> float:

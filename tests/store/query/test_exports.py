@@ -2,11 +2,9 @@
 
 import csv
 import io
-import json
 from decimal import Decimal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from store.errors import UsageError
@@ -31,16 +29,6 @@ def test_csv_is_read_back_unchanged_and_contains_no_formula():
         ["-2", "'=1+1", "[]", "", "0.5"],
         ["", "'-x", "", "61", ""],
     ]
-
-
-def test_json_has_an_object_per_row():
-    found = json.loads(export_rows(ROWS, "json"))
-    assert found[1] == {"number": -2, "text": "=1+1", "list": [], "bytes": None, "sum": 0.5}
-    assert [row["number"] for row in found] == [1, -2, None]
-
-
-def test_parquet_has_the_types_of_the_query():
-    assert pq.read_table(io.BytesIO(export_rows(ROWS, "parquet"))).equals(ROWS)
 
 
 def test_values_that_cannot_be_written_are_refused():

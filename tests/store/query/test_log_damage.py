@@ -8,7 +8,6 @@ import pytest
 from synthetic_runs import decision, make_drift, prompt, small_run_events, write_run
 
 from store.errors import CorruptError, QueryError
-from store.log import parts as parts_module
 from store.log.compaction import compact
 from store.log.manifest import (
     MANIFEST,
@@ -92,23 +91,6 @@ def test_damage_after_a_reader_was_opened_is_not_blamed_on_the_query(run: Path):
             log.select("SELECT 'a'::INTEGER")
 
 
-def test_a_digest_is_computed_once_until_the_file_changes(run: Path, monkeypatch: pytest.MonkeyPatch):
-    read: list[Path] = []
-    original = parts_module.digest_of
-    monkeypatch.setattr(parts_module, "_verified", {})
-    monkeypatch.setattr(parts_module, "digest_of", lambda path: [read.append(path), original(path)][1])
-    for _ in range(2):
-        LogReader([run]).close()
-        list(completed_prompts(run))
-    assert sorted(read) == sorted(parts_of(run))
-    path = parts_of(run)[0]
-    path.write_bytes(path.read_bytes())
-    LogReader([run]).close()
-    assert read.count(path) == 2
-    assert find_damage([(run, part) for part in read_manifest(run).tables["prompts"]], again=True) == {}
-    assert len(read) == len(parts_of(run)) + 1 + len(read_manifest(run).tables["prompts"])
-
-
 def test_every_flipped_bit_of_a_manifest_is_found(run: Path):
     draw, newest, previous = random.Random(1), read_manifest(run), read_manifest_file(run / PREVIOUS)
     assert newest != previous
@@ -145,14 +127,6 @@ def test_the_previous_manifest_stands_in_and_the_run_resumes_from_it(
     with LogReader([run]) as log:
         assert log.select('SELECT max("offset") AS last FROM decisions').to_pylist() == [{"last": 99}]
         assert log.check().miscounts.num_rows == 0
-
-
-def test_a_second_failure_before_the_next_commit_leaves_the_same_state(run: Path):
-    previous = read_manifest_file(run / PREVIOUS)
-    for _ in range(2):
-        (run / MANIFEST).write_bytes(b"{")
-        RunLog(run).close()
-        assert read_manifest(run) == read_manifest_file(run / PREVIOUS) == previous
 
 
 def test_a_finished_log_needs_no_earlier_commit(tmp_path: Path):

@@ -1,32 +1,25 @@
-import os
-import random
 import subprocess
 import sys
-from dataclasses import replace
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from synthetic_runs import (
-    bonus,
     decision,
     make_drift,
-    make_recall,
     make_rejection,
-    make_update,
     prompt,
     small_run_events,
     write_run,
 )
 
 from store.errors import CorruptError, QueryError, RunError
-from store.events import Outcome, PromptCompleted, TokenDecision
+from store.events import Outcome
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.run_log import Commit, RunLog
 from store.log.schema import TABLES, schema_of
 from store.query import log_reader as queries
-from store.query.log_reader import VIEWS, LogReader, recipes, run_folders, statement
+from store.query.log_reader import VIEWS, LogReader, recipes, run_folders
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +66,6 @@ def test_tokens_are_the_emitted_ones_in_order_with_their_text(tmp_path):
     ]
 
 
-def test_broken_utf8_is_replaced_as_in_python(nothing):
-    draw = random.Random(0)
-    borders = bytes.fromhex("00417f808f909fa0bfc0c1c2dfe0e1eceeedeff0f1f3f4f5ff")
-    samples = [bytes(draw.choices(borders, k=draw.randint(0, 7))) for _ in range(3000)]
-    values = ", ".join(f"({number}, '{sample.hex()}')" for number, sample in enumerate(samples))
-    rows = nothing.select(f"SELECT text_of(unhex(bytes)) AS text FROM (VALUES {values}) v(n, bytes) ORDER BY n")
-    assert rows["text"].to_pylist() == [sample.decode("utf-8", "replace") for sample in samples]
-
-
 def test_runs_are_named_by_their_folders(tmp_path):
     write_run(tmp_path / "it's", [decision()])
     write_run(tmp_path / "b", [decision(), decision(position=1, index=1)])
@@ -91,37 +75,11 @@ def test_runs_are_named_by_their_folders(tmp_path):
     assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
 
 
-def test_a_run_may_have_any_name_of_a_folder(tmp_path):
-    names = ["run", "run1", "run*", "run?", "run[1]", "[a-z]un", "{run,run1}", "a\\b", "new\nline", "ü"]
-    for number, name in enumerate(names):
-        write_run(tmp_path / name, [decision()] * (number + 1))
-    for number, name in enumerate(names):
-        with LogReader([tmp_path / name]) as log:
-            assert log.select("SELECT DISTINCT run, count(*) AS n FROM decisions GROUP BY run").to_pylist() == [
-                {"run": name, "n": number + 1}
-            ]
-
-
-def test_two_runs_of_one_name_are_refused(tmp_path):
-    first, second = write_run(tmp_path / "1" / "run", []), write_run(tmp_path / "2" / "run", [])
-    with pytest.raises(RunError, match="different"):
-        LogReader([first, second])
-
-
 def test_the_error_for_a_folder_without_runs_names_the_command_to_make_one(tmp_path):
     with pytest.raises(RunError, match="omnidraft replay"):
         run_folders(tmp_path)
     with pytest.raises(RunError, match="manifest"):
         LogReader([tmp_path])
-
-
-def test_a_part_that_the_manifest_does_not_name_is_ignored(tmp_path):
-    run = write_run(tmp_path / "run", [decision()])
-    (part,) = read_manifest(run).tables["decisions"]
-    copy = part_path(run, part).with_name("part-000002.parquet")
-    copy.write_bytes(part_path(run, part).read_bytes())
-    with LogReader([run]) as log:
-        assert log.select("FROM decisions").num_rows == 1
 
 
 def test_a_missing_or_truncated_part_is_reported_as_corrupt(tmp_path):
@@ -134,29 +92,6 @@ def test_a_missing_or_truncated_part_is_reported_as_corrupt(tmp_path):
     part_path(run, part).unlink()
     with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
         LogReader([run])
-
-
-def test_a_link_to_a_run_is_not_listed_as_a_second_run(tmp_path):
-    run = write_run(tmp_path / "runs" / "a", [decision()])
-    elsewhere = write_run(tmp_path / "elsewhere" / "b", [decision()])
-    (tmp_path / "runs" / "latest").symlink_to("a")
-    (tmp_path / "runs" / "far").symlink_to(elsewhere)
-    assert run_folders(tmp_path / "runs") == [elsewhere.resolve(), run.resolve()]
-    with LogReader(run_folders(tmp_path / "runs")) as log:
-        assert log.select("SELECT run FROM decisions ORDER BY run")["run"].to_pylist() == ["a", "b"]
-
-
-def test_a_run_whose_name_is_not_utf8_is_refused_by_name(tmp_path):
-    run = write_run(tmp_path / "run", [decision()])
-    odd = tmp_path / os.fsdecode(b"caf\xe9")
-    try:
-        run.rename(odd)
-    except OSError:
-        pytest.skip("this file system takes UTF-8 names only")
-    for open_run in (lambda: run_folders(tmp_path), lambda: LogReader([odd])):
-        with pytest.raises(RunError, match=r"caf\\udce9") as caught:
-            open_run()
-        str(caught.value).encode()
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "missing"])
@@ -208,25 +143,8 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize("most", [0, 1, 7, 75, 76])
-def test_a_query_returns_at_most_the_requested_number_of_rows(small, most):
-    rows = small.select("FROM decisions ORDER BY seq", most=most)
-    assert rows.num_rows == min(most, 75)
-    assert rows.schema.names == small.select("FROM decisions").schema.names
-    assert rows["seq"].to_pylist() == list(range(min(most, 75)))
-
-
 def test_rows_beyond_the_limit_are_not_computed(small):
     assert small.select("SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", most=5).num_rows == 5
-
-
-def test_a_limited_number_of_rows_has_a_limited_size_too(small, monkeypatch):
-    monkeypatch.setattr(queries, "_FETCHED_BYTES", 16 << 20)
-    wide = "SELECT repeat('x', 4000) AS text FROM range(20000)"
-    with pytest.raises(QueryError, match="at most 16 MB"):
-        small.select(wide, most=10_000)
-    assert small.select(wide, most=2000).num_rows == 2000
-    assert small.select(wide).num_rows == 20_000
 
 
 ENDLESS = [
@@ -382,23 +300,6 @@ def test_the_connection_itself_is_locked_too(small_run, small):
             small._connection.execute(query)
 
 
-def test_a_slow_query_prints_no_progress_bar(small):
-    assert small.select("SELECT current_setting('enable_progress_bar') AS bar").to_pylist() == [{"bar": False}]
-
-
-def test_the_reserved_column_name_gets_a_hint(small):
-    with pytest.raises(QueryError, match="double quotes"):
-        small.select("SELECT offset FROM tokens")
-    assert small.select('SELECT "offset", tokens.offset FROM tokens').num_rows == 60
-
-
-def test_there_are_a_dozen_recipes_each_with_one_line_of_description():
-    assert len(recipes()) >= 12
-    for name, recipe in recipes().items():
-        assert statement(name).startswith(f"-- {recipe.description}\n"), name
-        assert len(recipe.description) > 20, name
-
-
 @pytest.mark.parametrize("name", recipes())
 def test_each_recipe_runs_on_a_full_and_on_an_empty_log(small, nothing, name):
     full, empty = small.recipe(name), nothing.recipe(name)
@@ -427,25 +328,6 @@ def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(
     assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
 
 
-def test_acceptance_over_time_of_a_long_stream_has_few_windows_with_every_prompt_once(tmp_path):
-    events = [
-        prompt(offset=number, dataset="code" if number % 3 else "docs", judged=4, accepted=number % 5)
-        for number in range(18_000)
-    ]
-    events.append(make_drift(offset=9000, dataset="docs"))
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = log.recipe("acceptance-over-time").to_pylist()
-    for dataset, size in (("docs", 6000), ("code", 12_000)):
-        mine = [row for row in rows if row["dataset"] == dataset]
-        assert sum(row["prompts"] for row in mine) == size
-        assert 250 <= len(mine) <= 500
-        assert all(one["last_offset"] < two["first_offset"] for one, two in pairwise(mine))
-        mean = sum(row["acceptance_rate"] * row["prompts"] for row in mine) / size
-        assert mean == pytest.approx(0.5, abs=1e-9)
-    (marked,) = [row for row in rows if row["drifts"]]
-    assert marked["first_offset"] <= 9000 <= marked["last_offset"]
-
-
 def test_recipes_give_the_values_of_the_small_run(small):
     lengths = {row["pieces"]: row for row in small.recipe("by-ngram-length").to_pylist()}
     assert (lengths[1]["judged"], lengths[1]["accepted"]) == (30, 15)
@@ -465,72 +347,6 @@ def test_recipes_give_the_values_of_the_small_run(small):
     assert [row["judged"] for row in small.recipe("acceptance-by-version").to_pylist()] == [24, 21]
 
 
-def test_longest_runs_extend_across_blocks_until_a_residual(tmp_path):
-    events = [decision(position=position, block=position // 2) for position in range(4)]
-    events += [make_rejection(position=4, block=2), decision(position=5, block=3)]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        longest, short = log.recipe("longest-runs").to_pylist()
-    assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
-    assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
-
-
-def test_the_text_of_a_longest_run_has_the_bonus_tokens_inside_it(tmp_path):
-    def end(position):
-        return bonus(position=position, block=position, emitted_id=9, emitted_bytes=b" !")
-
-    events = [end(0), decision(position=1, block=1), end(2), decision(position=3, block=3), end(4)]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        (found,) = log.recipe("longest-runs").to_pylist()
-    assert (found["first_position"], found["accepted_tokens"], found["text"]) == (1, 2, " the ! the")
-    assert found["token_ids"] == [70, 9, 70]
-
-
-def test_near_misses_are_the_rejected_tokens_with_the_highest_target_probability(tmp_path):
-    known = [(0.25, 0.5, 1.0), (0.5, 0.5, 0.75), (None, None, None)]
-    events = [
-        make_rejection(
-            position=place, target_raw_probability=own, emitted_raw_probability=other, target_raw_entropy=entropy
-        )
-        for place, (own, other, entropy) in enumerate(known)
-    ]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = log.recipe("near-misses").to_pylist()
-    names = "position", "proposed", "emitted", "proposed_probability", "emitted_probability", "entropy"
-    assert [tuple(row[name] for name in names) for row in rows] == [
-        (1, " the", " a", 0.5, 0.5, 0.75),
-        (0, " the", " a", 0.25, 0.5, 1.0),
-    ]
-
-
-def test_recipes_use_ids_where_the_log_has_no_text(tmp_path, small):
-    events = [
-        replace(event, proposed_bytes=None, emitted_bytes=None)
-        if isinstance(event, TokenDecision)
-        else replace(event, prompt_text="", completion_text="")
-        if isinstance(event, PromptCompleted)
-        else event
-        for event in small_run_events()
-    ]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = {name: log.recipe(name) for name in recipes()}
-    assert {name: of.num_rows for name, of in rows.items()} == {name: small.recipe(name).num_rows for name in recipes()}
-    (worst,) = rows["rejected-tokens"].to_pylist()
-    assert (worst["proposed_id"], worst["proposed"], worst["rejected"]) == (70, None, 15)
-    assert (worst["most_common_replacement_id"], worst["most_common_replacement"]) == (71, None)
-    (longest, *_) = rows["longest-runs"].to_pylist()
-    assert (longest["token_ids"], longest["text"]) == ([70], None)
-
-
-def test_the_ledger_adds_up_step_by_step_and_skips_unknown_values(tmp_path):
-    steps = [(0.5, 6.0), (0.25, None), (1.0, -2.5)]
-    events = [make_update(seconds=seconds, tokens_gained=gained) for seconds, gained in steps]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = log.recipe("updates-ledger").to_pylist()
-    assert [row["seconds_so_far"] for row in rows] == [0.5, 0.75, 1.75]
-    assert [row["tokens_gained_so_far"] for row in rows] == [6.0, 6.0, 3.5]
-    assert [row["acceptance_floor"] for row in rows] == [0.25] * 3
-
-
 def test_the_recipe_of_drifts_marks_those_that_were_acted_upon(tmp_path):
     actions = ("reset", "recall", "none", "ignored", "cooldown")
     with LogReader([write_run(tmp_path, [make_drift(action=action) for action in actions])]) as log:
@@ -538,13 +354,6 @@ def test_the_recipe_of_drifts_marks_those_that_were_acted_upon(tmp_path):
     assert [row["action"] for row in rows] == list(actions)
     assert [row["acted_upon"] for row in rows] == [make_drift(action=action).acted_upon for action in actions]
     assert [row["acted_upon"] for row in rows] == [True, True, False, False, False]
-
-
-def test_the_recipe_of_recalls_has_the_lead_of_the_best_version(tmp_path):
-    events = [make_recall(), make_recall(version=None, acceptance_best=0.125)]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = log.recipe("recalls").to_pylist()
-    assert [(row["version"], row["lead"]) for row in rows] == [(1, 0.25), (None, -0.125)]
 
 
 JUPYTER_WITHOUT_WIDGETS = """

@@ -44,19 +44,6 @@ def test_a_summary_has_separate_acceptance_rates_of_the_model_and_of_lookups(tmp
     assert totals["block_efficiency"] == 2.5, "this counts all blocks"
 
 
-def test_a_run_without_lookups_has_a_share_of_zero_and_no_rate(tmp_path):
-    totals = summarize(write_run(tmp_path, [prompt()]))["totals"]
-    assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.0, None)
-
-
-def test_a_recipe_compares_both_drafters(tmp_path):
-    lookup, model = recipe(tmp_path, "lookups")
-    assert (lookup["drafter"], lookup["target_forwards"], lookup["share_of_forwards"]) == ("lookup", 1, 0.5)
-    assert (lookup["drafted_pieces"], lookup["judged"], lookup["accepted"]) == (3, 3, 2)
-    assert (lookup["acceptance_rate"], lookup["block_efficiency"]) == (pytest.approx(2 / 3), 3.0)
-    assert (model["drafter"], model["acceptance_rate"], model["block_efficiency"]) == ("model", 0.5, 2.0)
-
-
 @pytest.mark.parametrize(
     "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
 )
@@ -64,11 +51,6 @@ def test_acceptance_rates_exclude_lookups(tmp_path, name: str):
     (row,) = recipe(tmp_path, name)
     assert row["acceptance_rate"] == 0.5
     assert row.get("mean_accepted_length", 1.0) == 1.0
-
-
-def test_acceptance_by_position_distinguishes_the_drafters(tmp_path):
-    rows = [(row["drafter"], row["index"], row["acceptance_rate"]) for row in recipe(tmp_path, "by-position")]
-    assert rows == [("lookup", 0, 1.0), ("lookup", 1, 1.0), ("lookup", 2, 0.0), ("model", 0, 1.0), ("model", 1, 0.0)]
 
 
 def test_decisions_about_copies_are_derived_again_and_need_probability_one(tmp_path):

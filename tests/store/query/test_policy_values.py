@@ -67,17 +67,6 @@ def test_averages_without_weights_would_be_wrong(tmp_path: Path):
     assert row["mean"] > 1.7
 
 
-def test_a_log_without_a_holdout_has_no_estimates(tmp_path: Path):
-    assert values_of(tmp_path, 0.0) == {}
-
-
-def test_the_first_block_is_left_out(tmp_path: Path):
-    events = [*make_blocks(0.25), block(block=0, emitted=1, seconds_verify=1e6, action=Action.COPIES, propensity=0.1)]
-    with LogReader([write_run(tmp_path, events)]) as log:
-        rows = {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
-    assert rows["as run"]["blocks"] == BLOCKS
-
-
 def test_one_block_that_waited_for_a_core_does_not_dominate_a_rate(tmp_path: Path):
     counts = {"emitted": 1, "seconds_decode": 0.0, "seconds_translate": 0.0, "action": Action.NOTHING}
     seconds = [*[0.02] * 19, 0.9]

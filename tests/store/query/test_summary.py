@@ -6,8 +6,7 @@ from event_making import make_published
 from synthetic_runs import block, make_drift, make_update, prompt, small_run_events, write_run
 
 from store import files as files_module
-from store.errors import RunError
-from store.events import PromptRejected, Recalled
+from store.events import Recalled
 from store.query.summary import summarize, write_summary
 
 
@@ -28,20 +27,6 @@ def test_counts_and_rates_of_a_dataset(small):
     assert docs["mean_accepted_length"] == 1.1  # 22 accepted in 20 blocks
     assert docs["block_efficiency"] == 2.0
     assert docs["seconds"] == {"decode": 5.0, "translate": 2.5, "verify": 10.0, "learn": 0.5}
-
-
-def test_the_fifths_are_taken_in_stream_order(small):
-    docs = small["datasets"]["docs"]
-    assert docs["first_fifth"]["prompts"] == docs["last_fifth"]["prompts"] == 2
-    assert (docs["first_fifth"]["acceptance_rate"], docs["last_fifth"]["acceptance_rate"]) == (0.6667, 1.0)
-    assert (docs["first_fifth"]["mean_accepted_length"], docs["last_fifth"]["mean_accepted_length"]) == (1.0, 1.5)
-
-
-def test_a_fifth_of_a_few_prompts_is_rounded_up(tmp_path):
-    events = [prompt(offset=number, accepted=number % 4) for number in range(6)]
-    docs = summarize(write_run(tmp_path, events))["datasets"]["docs"]
-    assert docs["first_fifth"]["prompts"] == 2
-    assert docs["last_fifth"]["acceptance_rate"] == round((0 + 1) / 6, 4)
 
 
 def test_drifts_and_versions_go_to_their_dataset_and_to_the_totals(small):
@@ -85,25 +70,11 @@ def test_the_ledger_has_the_cost_of_learning_and_the_seconds_that_it_saved(small
     }
 
 
-def test_the_ledger_divides_a_target_forward_among_its_rows(tmp_path):
-    events = [block(block=0, rows=4, seconds_verify=0.25), block(block=1, seconds_verify=0.75), prompt()]
-    events += [make_update(seconds=2.0, tokens_gained=3.0), make_update(part="head", seconds=1.0, tokens_gained=None)]
-    ledger = summarize(write_run(tmp_path, events))["totals"]["ledger"]
-    assert (ledger["update_seconds"], ledger["seconds_per_target_forward"]) == (3.0, 0.5)
-    assert (ledger["seconds_saved"], ledger["net_seconds"]) == (1.5, -1.5)
-
-
 def test_the_ledger_counts_the_scores_of_earlier_versions(tmp_path):
     events = [block(seconds_verify=0.5), prompt(), make_update(seconds=2.0, tokens_gained=8.0)]
     recalls = [Recalled(number, "big", None, 2, 4, 0.5, 0.5, 0.25) for number in (1, 2)]
     ledger = summarize(write_run(tmp_path, [*events, *recalls]))["totals"]["ledger"]
     assert (ledger["recall_seconds"], ledger["seconds_saved"], ledger["net_seconds"]) == (0.5, 4.0, 1.5)
-
-
-def test_the_ledger_of_a_run_without_blocks_has_no_cost_of_a_forward(tmp_path):
-    ledger = summarize(write_run(tmp_path, [make_published()]))["totals"]["ledger"]
-    assert (ledger["update_seconds"], ledger["tokens_gained"]) == (0.0, 0.0)
-    assert ledger["seconds_per_target_forward"] is ledger["seconds_saved"] is ledger["net_seconds"] is None
 
 
 def test_every_target_has_its_own_metrics(tmp_path):
@@ -126,12 +97,6 @@ def test_every_target_has_its_own_metrics(tmp_path):
     assert targets["small"]["block_efficiency"] == 2.0
     assert (targets["big"]["drifts"], [drift["offset"] for drift in targets["small"]["drifts"]]) == ([], [7])
     assert [[version["version"] for version in targets[name]["versions"]] for name in targets] == [[0], [1, 2]]
-
-
-def test_a_single_target_has_the_metrics_of_the_totals(small):
-    (target,) = small["targets"].values()
-    for name in ("prompts", "emitted_tokens", "acceptance_rate", "wall_seconds", "tokens_per_second"):
-        assert target[name] == small["totals"][name]
 
 
 def test_overlapping_prompts_share_the_clock(tmp_path):
@@ -159,25 +124,11 @@ def test_learning_between_two_prompts_slows_the_tokens(tmp_path):
     assert docs["last_fifth"]["tokens_per_second"] == 1.0
 
 
-def test_blocks_of_a_prompt_that_was_not_completed_do_not_count(tmp_path):
-    summary = summarize(write_run(tmp_path, [block(offset=0), block(offset=1), prompt(offset=0)]))
-    assert summary["totals"]["seconds"]["verify"] == 0.5
-
-
 def test_nothing_judged_gives_null_and_not_nan(tmp_path):
     run = write_run(tmp_path, [prompt(judged=0, accepted=0, blocks=0, emitted=0, finished=0.0)])
     text = json.dumps(write_summary(run), allow_nan=False)
     docs = json.loads(text)["datasets"]["docs"]
     assert docs["acceptance_rate"] is docs["block_efficiency"] is docs["tokens_per_second"] is None
-
-
-def test_a_run_without_prompts_has_totals_of_zero(tmp_path):
-    summary = write_summary(write_run(tmp_path, [make_published(), PromptRejected("docs", 1, "empty")]))
-    assert summary["datasets"] == {}
-    assert summary["totals"]["prompts"] == 0
-    assert summary["totals"]["acceptance_rate"] is None
-    assert [version["version"] for version in summary["totals"]["versions"]] == [0]
-    assert summary["rejected_rows"] == 1
 
 
 def test_the_file_holds_the_same_metrics_and_is_replaced_atomically(tmp_path, monkeypatch):
@@ -194,8 +145,3 @@ def test_the_file_holds_the_same_metrics_and_is_replaced_atomically(tmp_path, mo
         write_summary(run)
     assert (run / "summary.json").read_bytes() == before
     assert os.listdir(run / "log")
-
-
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError):
-        summarize(tmp_path)

@@ -42,10 +42,6 @@ def recipe(folder: Path, name: str) -> list[dict[str, Any]]:
         return log.recipe(name).to_pylist()
 
 
-def test_the_run_is_sound(tmp_path: Path):
-    assert recipe(tmp_path, "check") == []
-
-
 def test_accepted_tokens_by_source(tmp_path: Path):
     memory, text, model = recipe(tmp_path, "accepted-by-source")
     assert (memory["source"], text["source"], model["source"]) == ("memory", "lookup", "model")
@@ -67,21 +63,6 @@ def test_the_chances_are_compared_with_what_was_accepted(tmp_path: Path):
     assert memory["overestimate"] == pytest.approx(0.5 - 1 / 3)
 
 
-@pytest.mark.parametrize(("chance", "bucket"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.7, 7), (0.69999, 6), (1.0, 9)])
-def test_a_bucket_includes_its_lower_bound(tmp_path: Path, chance: float, bucket: int):
-    with LogReader([write_run(tmp_path, make_tree(NODES[:1], [0.1], chance=chance))]) as log:
-        (row,) = log.recipe("memory-calibration").to_pylist()
-    assert row["chance_from"] == bucket / 10
-
-
-def test_lookups_list_pieces_and_candidates_separately(tmp_path: Path):
-    rows = {row["drafter"]: row for row in recipe(tmp_path, "lookups")}
-    assert {name: (row["drafted_pieces"], row["candidates"]) for name, row in rows.items()} == {
-        "model": (2, 0), "lookup": (0, 1), "memory": (0, 8),
-    }  # fmt: skip
-    assert (rows["memory"]["accepted"], rows["memory"]["judged"], rows["memory"]["block_efficiency"]) == (2, 3, 2.0)
-
-
 @pytest.mark.parametrize(
     "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
 )
@@ -98,27 +79,7 @@ def test_an_alternative_is_not_judged_at_its_index(tmp_path: Path):
     assert rows["model", 1]["acceptance_rate"] == 0.0
 
 
-def test_the_recipes_of_acceptance_agree(tmp_path: Path):
-    """The counts of one source are the same by source, by position and by length."""
-    with LogReader([write_run(tmp_path, mixed_run())]) as log:
-        sources = {row["source"]: row for row in log.recipe("accepted-by-source").to_pylist()}
-        positions, lengths = log.recipe("by-position").to_pylist(), log.recipe("by-ngram-length").to_pylist()
-    for name in ("judged", "alternatives", "accepted"):
-        for source, row in sources.items():
-            assert row[name] == sum(one[name] for one in positions if one["drafter"] == source), (name, source)
-    for name in ("judged", "accepted"):
-        assert sources["model"][name] == sum(one[name] for one in lengths)
-    for row in (*sources.values(), *positions, *lengths):
-        assert row["acceptance_rate"] == (row["accepted"] / row["judged"] if row["judged"] else None)
-
-
 def test_the_summary_counts_copied_drafts_together(tmp_path: Path):
     totals = summarize(write_run(tmp_path, mixed_run()))["totals"]
     assert (totals["acceptance_rate"], totals["mean_accepted_length"]) == (0.5, 0.5)
     assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.6, 0.75)
-
-
-def test_predictions_are_columns_of_the_blocks(tmp_path: Path):
-    with LogReader([write_run(tmp_path, mixed_run())]) as log:
-        rows = log.select("SELECT expected_tokens, expected_seconds FROM blocks ORDER BY block").to_pylist()
-    assert [tuple(row.values()) for row in rows] == [(None, None), (2.5, 0.25), *[(None, None)] * 3]

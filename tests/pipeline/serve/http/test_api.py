@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from host_names import HOSTS
-from serving_doubles import EOS, MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
+from serving_doubles import MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
 
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
@@ -137,13 +137,6 @@ def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     assert again.choices[0].message.content == "user:hello|assistant:system:be brief|user:hello|user:?"
 
 
-def test_length_and_stop(client: openai.OpenAI):
-    short = client.completions.create(model=MODEL, prompt="abcdef", max_tokens=4).choices[0]
-    assert (short.text, short.finish_reason) == ("abcd", "length")
-    stopped = client.completions.create(model=MODEL, prompt="abcdef", stop="de").choices[0]
-    assert (stopped.text, stopped.finish_reason) == ("abc", "stop")
-
-
 def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: ScriptedEngine):
     answer = client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")]
@@ -152,13 +145,6 @@ def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: Scrip
     requests = engine.requests[-4:]
     assert [request.choice for request in requests] == [0, 1, 2, 3]
     assert len({request.request_id for request in requests}) == 1
-
-
-def test_echo(client: openai.OpenAI):
-    whole = client.completions.create(model=MODEL, prompt="ab", echo=True)
-    assert whole.choices[0].text == "abab"
-    parts = client.completions.create(model=MODEL, prompt="ab", echo=True, stream=True)
-    assert "".join(part.choices[0].text for part in parts) == "abab"
 
 
 @pytest.mark.parametrize("prompt", ["one two three", "größer als 3 €", "x", "👩‍👩‍👧"])
@@ -191,17 +177,6 @@ def test_a_chat_stream(client: openai.OpenAI):
     assert all(part.usage is None for part in parts)
 
 
-def test_events_are_events(served: HttpServer):
-    body = {"model": MODEL, "prompt": "abc", "stream": True}
-    with served.client()._client.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        *events, end = answer.read().decode().split("\n\n")
-    assert end == ""
-    assert all(event.startswith("data: ") and "\n" not in event for event in events)
-    assert events[-1] == "data: [DONE]"
-    assert all("usage" not in json.loads(event[6:]) for event in events[:-1])
-
-
 def test_log_probabilities_of_a_completion(client: openai.OpenAI):
     logprobs = client.completions.create(model=MODEL, prompt="aé", logprobs=1).choices[0].logprobs
     assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9"]  # the end of the sequence is not shown
@@ -222,14 +197,6 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
     assert engine.requests[-1].sampling.logprobs == 2
     content = client.chat.completions.create(**settings).choices[0].logprobs.content
     assert content[0].top_logprobs == []
-
-
-def test_tokens_after_a_stop_are_not_scored(client: openai.OpenAI):
-    choice = client.completions.create(model=MODEL, prompt="abcdef", stop="d", logprobs=0).choices[0]
-    assert "".join(choice.logprobs.tokens) == choice.text == "abc"
-    end = client.completions.create(model=MODEL, prompt="ab", max_tokens=3, logprobs=0).choices[0]
-    assert bytes([EOS - 1]).decode("latin-1") not in end.logprobs.tokens
-    assert end.logprobs.tokens == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -313,53 +280,6 @@ def test_a_wrong_parameter_of_a_chat_is_named(client: openai.OpenAI, wrong: dict
     assert caught.value.param.startswith(param)
 
 
-def test_ignored_parameters_are_accepted(client: openai.OpenAI):
-    client.completions.create(
-        model=MODEL,
-        prompt="x",
-        best_of=1,
-        frequency_penalty=0,
-        presence_penalty=0.0,
-        logit_bias={},
-        suffix="",
-        stop="",
-        seed=1.0,
-        extra_body={"priority": 0, "stream_options": {"include_usage": True}},
-    )
-    client.chat.completions.create(
-        model=MODEL,
-        messages=HELLO,
-        tools=[],
-        tool_choice="none",
-        response_format={"type": "text"},
-        metadata={"a": "b"},
-        parallel_tool_calls=True,
-        service_tier="auto",
-        modalities=["text"],
-        stop=None,
-        store=True,
-        top_logprobs=0,
-        reasoning_effort="medium",
-        extra_body={"best_of": 1},
-    )
-
-
-@pytest.mark.parametrize("most", [-1, 5000])
-def test_more_tokens_than_are_possible_are_as_many_as_are_possible(
-    client: openai.OpenAI, engine: ScriptedEngine, most: int
-):
-    client.completions.create(model=MODEL, prompt="x", max_tokens=most)
-    assert engine.requests[-1].sampling.max_tokens == Limits().max_tokens
-
-
-def test_what_clients_keep_in_a_conversation_is_ignored(client: openai.OpenAI):
-    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
-    more = {"id": "msg_1", "reasoning_content": "hm", "annotations": [], "cache_control": None, "audio": {"id": "x"}}
-    messages = [{"role": "user", "content": [part], "name": "me"}, {"role": "assistant", "content": None, **more}]
-    answer = client.chat.completions.create(model=MODEL, messages=[*messages, {"role": "user", "content": "b"}])
-    assert answer.choices[0].message.content == "user:a|assistant:|user:b"
-
-
 def test_the_interface_is_described(served: HttpServer, closed: HttpServer):
     """Every path, and every parameter of the two bodies; without a key."""
     for server in (served, closed):
@@ -376,39 +296,6 @@ def test_the_interface_is_described(served: HttpServer, closed: HttpServer):
     references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))
     assert set(references) <= set(schemas)
     assert {"TextPart", "ChatMessage"} <= set(references)
-
-
-def test_a_model_that_is_not_served(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.completions.create(model="gpt-4", prompt="x")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
-        ("GET", "/v1/completions", 405, "method_not_allowed"),
-    ],
-)
-def test_unknown_paths_and_methods(served: HttpServer, method: str, path: str, status: int, code: str):
-    answer = served.client()._client.request(method, served.url + path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["code"] == code
-    assert "access-control-allow-origin" not in answer.headers
-
-
-def test_what_proxies_and_checks_of_health_ask(served: HttpServer):
-    http = served.client()._client
-    answer = http.options(f"{served.url}/v1/chat/completions")
-    assert (answer.status_code, answer.headers["allow"]) == (204, "OPTIONS, POST")
-    assert "access-control-allow-origin" not in answer.headers
-    for path in ("/health", "/v1/models", "/version"):
-        answer = http.head(f"{served.url}{path}")
-        assert (answer.status_code, answer.content) == (200, b"")
-    assert set(http.get(f"{served.url}/version").json()) == {"version"}
-    assert http.get(f"{served.url}/v1/models/").json() == http.get(f"{served.url}/v1/models").json()
 
 
 def test_the_key():

@@ -28,21 +28,6 @@ def test_a_client_that_sends_many_delays_another_by_one():
     assert asyncio.run(run_in_turns("aaaabac")) == "short a b c a a a a"
 
 
-def test_requests_of_one_client_keep_their_order():
-    async def play() -> list[int]:
-        turns, order = ClientTurns(), []
-
-        async def take(number: int) -> None:
-            async with turns.take_turn("a"):
-                order.append(number)
-                await asyncio.sleep(0)
-
-        await asyncio.gather(*map(take, range(5)))
-        return order
-
-    assert asyncio.run(play()) == [0, 1, 2, 3, 4]
-
-
 def test_the_lock_is_passed_on_when_one_leaves():
     """Those that are cancelled while they wait, when their turn has just come, and while they hold it."""
 

@@ -7,7 +7,6 @@ from serving_doubles import MODEL, ScriptedEngine, run_http_server
 
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.messages import EngineStatus
-from stages.prompts.prompt_reader import PrefixCounts
 from store.events import (
     BlockDone,
     DraftSource,
@@ -75,26 +74,6 @@ def test_learning_and_drift():
     assert found["omnidraft:updates_total head true"] == 1
     assert found["omnidraft:drifts_total reset fall"] == 1
     assert found["omnidraft:recalls_total false"] == 1
-
-
-def test_the_status_of_the_engine():
-    found = samples(Metrics(MODEL))
-    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 3)
-    assert (found["omnidraft:drafter_version"], found["omnidraft:head_version"]) == (11, 12)
-    assert (found["omnidraft:version_published"], found["omnidraft:learner_alive"]) == (4, 1)
-    assert (found["omnidraft:learner_lag_prompts"], found["omnidraft:learner_dropped_total"]) == (6, 7)
-    absent = samples(Metrics(MODEL), replace(STATUS, published_version=None, learner_alive=None))
-    names = ("version_published", "learner_alive", "acceptance_rate", "block_efficiency")
-    assert [name for name in names if f"omnidraft:{name}" in absent] == []
-
-
-def test_the_prefix_cache():
-    status = replace(STATUS, prefixes=PrefixCounts(tokens=90, copied_tokens=48, copied_prompts=2), prefix_bytes=4096)
-    found = samples(Metrics(MODEL), status)
-    assert found["vllm:prefix_cache_queries_total"] == 90
-    assert found["vllm:prefix_cache_hits_total"] == 48
-    assert found["omnidraft:prefix_cache_prompts_total"] == 2
-    assert found["omnidraft:prefix_cache_bytes"] == 4096
 
 
 def test_metrics_of_requests():

@@ -32,12 +32,6 @@ NO_CALLS = [
     "ends in a marker <tool_ca",
     "<tool_call>" + "[" * 3500 + "</tool_call>",
 ]
-MENTIONS = [
-    "I will <tool_call> look. {call}",
-    "<tool_call>{{not JSON {call}",
-    '<tool_call> {{"name": "no function", "arguments": {{}}}}</tool_call>{call}',
-    "<tool_call><tool_call></tool_call> {call}",
-]
 USE = ToolUse(form=CallForm.TAGGED, names=frozenset({"add", "now"}))
 
 
@@ -120,21 +114,6 @@ def test_results_are_sent_back(client: openai.OpenAI):
     assert again.choices[0].message.content == "user:?|assistant:user:|tool:2"
 
 
-def test_choices(client: openai.OpenAI, engine: ScriptedEngine):
-    call = '{"name": "add", "arguments": {"a": 2}}'
-    client.chat.completions.create(model=MODEL, messages=talk(CALL), tools=[ADD], tool_choice="none")
-    assert (engine.tools, engine.requests[-1].markers, engine.requests[-1].grammar) == ([], (), None)
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        client.chat.completions.create(model=MODEL, messages=talk(call), tools=[ADD, NOW], tool_choice=choice)
-        assert engine.requests[-1].grammar is not None
-    schemas = [json.loads(source.text)["anyOf"] for source in engine.sources[-2:]]
-    assert [[one["properties"]["name"]["const"] for one in forms] for forms in schemas] == [["add", "now"], ["add"]]
-    assert schemas[1][0]["properties"]["arguments"] == ADD["function"]["parameters"]
-    # The scripted engine follows no grammar, and its text is no call.
-    assert read_parts([call], ToolUse(form=CallForm.BARE, names=frozenset({"add"}))) == ("", [("add", '{"a": 2}')])
-    assert read_parts([call[:-1]], ToolUse(form=CallForm.BARE, names=frozenset({"add"}))) == (call[:-1], [])
-
-
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
@@ -160,13 +139,6 @@ def test_wrong_tools_are_refused(client: openai.OpenAI, wrong: dict[str, object]
     assert caught.value.param == param
 
 
-def test_arguments_that_are_no_object_are_refused(client: openai.OpenAI):
-    for arguments in ("", "[1]", "{", "[" * 20_000):
-        calls = [{"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}]
-        with pytest.raises(openai.BadRequestError, match="JSON object as arguments"):
-            client.chat.completions.create(model=MODEL, messages=[{"role": "assistant", "tool_calls": calls}])
-
-
 pieces = st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "_call>", " ", "\n", "a", CALL, OTHER, "{", "}"])
 
 
@@ -177,33 +149,7 @@ def test_any_division_of_a_text_gives_the_same(text: str, data: st.DataObject):
     assert read_parts(parts) == read_parts([text])
 
 
-@given(st.text('<>/tol_ca{}"n ', max_size=60))
-def test_text_without_calls_is_unchanged(text: str):
-    assert read_parts(list(text) or [""]) == (text, [])
-
-
-@pytest.mark.parametrize("text", MENTIONS)
-def test_a_marker_that_begins_no_call_hides_no_later_call(text: str):
-    content, calls = read_parts(list(text.format(call=OTHER)))
-    assert calls == [("now", "{}")]
-    assert content == text.format(call="").rstrip()
-
-
-def test_text_that_mentions_the_marker_flows():
-    reader = CallReader(USE)
-    assert reader.push("Write <tool_call> and ") == ("Write <tool_call> and", [])
-    assert reader.push("then JSON.") == (" then JSON.", [])
-
-
 def test_a_marker_inside_of_a_string_is_part_of_the_call():
     call = {"name": "add", "arguments": {"a": "</tool_call> <tool_call>"}}
     content, calls = read_parts(list(f"<tool_call>{json.dumps(call)}</tool_call>"))
     assert (content, calls) == ("", [("add", json.dumps(call["arguments"]))])
-
-
-def test_many_ends_of_calls_take_no_time():
-    reader = CallReader(USE)
-    reader.push("<tool_call>")
-    for _ in range(4000):
-        reader.push("{</tool_call>")
-    assert reader.count == 0

@@ -73,29 +73,12 @@ def test_a_piece_is_labelled_with_the_chance_of_the_tests_that_it_decided():
     assert labels(verdict_of(proposal, first, second, bonus(2))) == {0: 0.8, 1: 1.0, 2: 0.5 * 0.6}
 
 
-def test_the_end_of_the_pieces_counts_for_the_tokens_last_piece():
-    proposal = proposal_of((0, 1))
-    decision = accept(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)))
-    assert labels(verdict_of(proposal, decision, bonus(1))) == {0: 1.0, 1: 0.5 * 0.3}
-
-
 def test_only_judged_tests_count():
     proposal = proposal_of((0, 1, 1, 0))
     unjudged = Decision(1, proposal.tokens[1], Outcome.UNJUDGED, None, None, (0.1,), (0.1,))
     levels = ((0.5, 0.8, 0.5), (0.4, 0.2, 0.5))
     assert labels(verdict_of(proposal, reject(proposal, 0, levels, passed=0), unjudged)) == {0: 0.8}
     assert labels(verdict_of(proposal, reject(proposal, 0, levels, passed=1), unjudged)) == {0: 0.8, 1: 0.25}
-
-
-def test_what_the_target_cannot_emit_is_labelled_0():
-    proposal = proposal_of((3, 0))
-    assert labels(verdict_of(proposal, reject(proposal, 0, ((0.7,), (0.0,)), passed=0))) == {0: 0.0}
-
-
-def test_blocks_without_a_head_or_without_pieces_have_no_labels():
-    bare = proposal_of((0,), features=False)
-    assert make_labels(verdict_of(bare, accept(bare, 0, ((0.5, 1.0), (0.5, 1.0))))) == []
-    assert make_labels(verdict_of(proposal_of(()), bonus(0))) == []
 
 
 def soft_targets_at(*places: tuple[int, int]) -> tuple[SoftTarget, ...]:
@@ -122,21 +105,6 @@ def test_a_builder_joins_blocks_into_an_example():
     assert example.soft_targets == soft_targets + later
     assert len(example.labels) == 4
     assert tuple(example.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
-
-
-def test_a_rejected_ngram_is_no_accepted_one():
-    proposal = proposal_of((0, 1))
-    builder = ExampleBuilder()
-    decision = reject(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)), passed=2)
-    builder.add_verdict(verdict_of(proposal, decision, soft_targets=soft_targets_at((1, 0))))
-    assert tuple(builder.build(row_of([0]), "big").ngram_positions) == ()
-
-
-def test_a_label_holds_its_own_features_and_not_those_of_the_whole_draft():
-    proposal = proposal_of((0, 1, 2))
-    verdict = verdict_of(proposal, accept(proposal, 0, ((0.5,) * 3, (0.5,) * 3)))
-    for label in make_labels(verdict):
-        assert label.features_F.untyped_storage().nbytes() == label.features_F.nbytes
 
 
 def top_tokens_at(*places: tuple[int, int]) -> TopTokens:

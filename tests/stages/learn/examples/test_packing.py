@@ -1,6 +1,5 @@
 """Packed examples: every supervised position is read as if its text were alone."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from stages.contract.blocks import OffPolicySpan, SoftTarget, TopTokens, TrainingExample
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.batches import PackedBatch, count_pieces, pack
+from stages.learn.examples.batches import PackedBatch, pack
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -105,28 +104,6 @@ def test_soft_targets_come_example_by_example_and_branches_after_their_text():
     assert packed.positions_BT.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]]
 
 
-def test_nothing_follows_the_last_piece_of_a_text_whatever_the_input_holds_there():
-    """A text may end with a token that has no pieces. Branches, padding or nothing follow it."""
-    ended = replace(SHORT, soft_targets=(*SHORT.soft_targets, make_soft_target(3)))
-    branched = replace(ended, branches=(branch(1, 9, 8), branch(2, 7)))
-    packed = pack([ended, branched], CPU)
-    assert packed.emitted_N.tolist() == [3, -1, 3, -1, 8, -1, -1]
-
-
-def test_texts_alone_need_no_mask_and_have_no_branches(model: LanguageModel):
-    packed = pack([LONG, SHORT], CPU, branches=False)
-    assert packed.mask_B1TT is None
-    assert packed.pieces_BT.shape == (2, 7)
-    assert read_table(packed.soft_targets) == (*LONG.soft_targets, *SHORT.soft_targets)
-    bare = [example_of(example.pieces) for example in (LONG, SHORT)]
-    torch.testing.assert_close(read(model, packed), read_alone(model, bare), atol=1e-5, rtol=1e-5)
-
-
-def test_the_length_is_what_packing_makes_of_a_example():
-    assert [count_pieces(example) for example in (LONG, SHORT, MIDDLE)] == [15, 3, 6]
-    assert pack([LONG], CPU).pieces_BT.shape == (1, 15)
-
-
 def test_gradients_flow_to_the_weights_through_branches(model: LanguageModel):
     copied = model.copy_to_train()
     packed = pack([MIDDLE], CPU)
@@ -154,8 +131,3 @@ def test_stored_tokens_are_packed_as_their_soft_targets():
     assert read_table(one.soft_targets) == read_table(other.soft_targets)
     for name in ("rows_N", "places_N", "emitted_N", "pieces_BT"):
         assert torch.equal(getattr(one, name), getattr(other, name))
-
-
-def test_stored_tokens_survive_the_way_to_another_process():
-    example = TrainingExample(0, "big", (1, 2, 3, 4), (make_top_tokens((2, 1), (3, 2)),), (), ())
-    assert compute_all(pickle.loads(pickle.dumps(example)).soft_targets) == compute_all(example.soft_targets)

@@ -11,13 +11,13 @@ from soft_target_tables import compute_all
 from stored_states import store
 from torch import Tensor
 
-from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree, Verdict
+from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, SoftTarget, Verdict
 from stages.learn.examples.builder import ExampleBuilder
-from stages.learn.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
+from stages.learn.examples.teacher import Supervision, TrieTeacher
 from stages.ngrams.trie import Trie
 from stages.verification.parsing import parse
 from stages.vocabulary.pair import Pair
-from store.events import DraftSource, Origin, Outcome
+from store.events import Origin, Outcome
 
 PIECES = 4
 EXTRA = 2  # outputs of the target beyond its tokenizer: at -inf, as `Verify` leaves them
@@ -117,14 +117,6 @@ def test_tokens_that_are_not_stored_are_part_of_the_rest():
         assert sum(found.group) + found.rest == pytest.approx(1, abs=1e-6)
 
 
-def test_a_token_that_is_not_among_the_likeliest_has_a_target_at_its_first_piece_alone():
-    """At temperatures above 0 such a token may be emitted; the stored ones hold nothing of what follows its pieces."""
-    logits_NV = logits_of(SPELLING, 2)
-    logits_NV[0, 3] = -9.0
-    found = make_soft_targets(SPELLING, [(3, 0)], torch.cat([logits_NV[:1], logits_NV]), 2)[0]
-    assert [(one.position, one.depth) for one in found] == [(5, 0), (8, 0)]
-
-
 def map_all_levels(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
     """The soft targets of a token from all tokens of the vocabulary, with the likeliest pieces kept: per level the
     probability of each piece, and the rest.
@@ -171,50 +163,11 @@ def test_where_the_stored_tokens_have_the_mass_soft_targets_are_those_of_all_tok
     assert next(found, None) is None
 
 
-def test_the_stored_tokens_are_the_likeliest_of_a_large_vocabulary():
-    """Selected by chunks, also where the vocabulary does not divide into them."""
-    size = 64 * 4 * CHUNK + 13
-    logits_NV = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
-    values_NK, ids_NK = largest_logits(logits_NV, 64)
-    want = logits_NV.topk(64)
-    assert torch.equal(values_NK, want.values)
-    assert torch.equal(ids_NK, want.indices)
-
-
 def test_positions_are_those_of_the_pieces_that_the_row_will_have():
     found = make_soft_targets(SPELLING, [(0, 2, 5, 3), (1, 6)], logits_of(SPELLING, 8))
     places = [[(soft_target.position, soft_target.depth) for soft_target in row] for row in found]
     assert places[0] == [(5, 0), (6, 0), (7, 1), (8, 0), (8, 0), (9, 1), (10, 2)], "token 5 has no pieces"
     assert places[1] == [(6, 0), (7, 0), (8, 1)]
-
-
-def test_every_row_has_targets_from_its_own_distributions():
-    logits_NV = logits_of(SPELLING, 5)
-    together = make_soft_targets(SPELLING, [(0, 1), (4,)], logits_NV)
-    alone = make_soft_targets(SPELLING, [(4,)], logits_NV[3:])
-    assert [as_dict(soft_target) for soft_target in together[1]] == [as_dict(soft_target) for soft_target in alone[0]]
-
-
-def test_a_distribution_without_mass_below_a_prefix_gives_an_end_as_target():
-    logits_NV = logits_of(SPELLING, 2)
-    logits_NV[:, [2, 3]] = -torch.inf
-    conditional = make_soft_targets(SPELLING, [(3,)], logits_NV)[0][2]
-    assert (conditional.group, conditional.rest) == ((0.0,), 1.0)
-
-
-def test_the_temperature_of_the_sampling_plays_no_part_and_logits_of_half_precision_do():
-    logits_NV = logits_of(SPELLING, 2)
-    whole, half = (make_soft_targets(SPELLING, [(2,)], logits)[0][0] for logits in (logits_NV, logits_NV.bfloat16()))
-    assert whole.group == pytest.approx(half.group, abs=0.05)
-    assert sum(half.group) + half.rest == pytest.approx(1, abs=1e-6)
-
-
-def test_without_learning_there_is_no_supervision():
-    assert (
-        supervise_nothing([None, None], [(), ()], torch.zeros(2, 3), [0, 1, 2])
-        == [Supervision(), Supervision()]
-        == [((), None)] * 2
-    )
 
 
 def proposal_of(pieces: tuple[int, ...], read: int) -> Proposal:
@@ -298,38 +251,6 @@ def test_what_the_target_did_not_read_is_no_part_of_a_branch():
     assert (branch.start, branch.pieces) == (4, (1, 0))
     assert [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets] == [(5, 0)]
     assert_first_distribution(branch.soft_targets[0], logits_NV[1])
-
-
-def test_branches_of_a_batch_are_kept_apart():
-    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3), proposal_of((), 2), proposal_of((1, 0, 1, 1), 6)]
-    found, _, logits_NV, starts = branches(batch, [1, None, None, 0])
-    assert [branch is None for branch in found] == [False, True, True, False]
-    assert_first_distribution(found[0].soft_targets[0], logits_NV[2])
-    assert (found[3].start, found[3].pieces) == (6, (1, 0, 1, 1))
-    assert_first_distribution(found[3].soft_targets[0], logits_NV[starts[3] + 1])
-    assert_first_distribution(found[3].soft_targets[-1], logits_NV[starts[3] + 2])
-
-
-def test_targets_after_rejections_change_nothing_of_the_text_s_own():
-    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3)]
-    _, given, logits_NV, starts = branches(batch, [1, 0])
-    outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]
-    plain = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
-    found, want = ([compute_all(one.soft_targets) for one in each] for each in (given, plain))
-    assert found == want
-
-
-def test_a_tree_has_no_span():
-    """Its logits are those of the emitted tokens alone."""
-    tree = TokenTree(
-        (Candidate(2, -1, 0, 0.5, DraftSource.MEMORY, 1, 1), Candidate(1, 0, 1, 0.5, DraftSource.MEMORY, 2, 1))
-    )
-    draft = Draft(row_of([0], [0] * 4), (), torch.zeros(0, PIECES), (), None, (), DraftSource.MEMORY, tree)
-    outcome = (Decision(0, None, Outcome.REJECTED, 4, Origin.RESIDUAL, candidate=tree.candidates[0]),)
-    teacher = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)
-    (given,) = teacher([Proposal(draft, ())], [outcome], logits_of(SPELLING, 1), [0])
-    assert given.span is None
-    assert_first_distribution(compute_all(given.soft_targets)[0], logits_of(SPELLING, 1)[0])
 
 
 def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():

@@ -32,12 +32,6 @@ def test_better_and_worse_weights_are_found_on_fifty_prompts():
     assert {decide(-0.2, 0.2, seed, 50) for seed in range(30)} == {Opinion.WORSE}
 
 
-def test_what_is_not_finite_does_not_count():
-    comparison = Comparison()
-    assert comparison.observe([float("nan"), float("inf")]) is Opinion.OPEN
-    assert comparison.state_dict() == Comparison().state_dict()
-
-
 def first_weights(trainer: DrafterTrainer) -> torch.Tensor:
     return trainer.served.trained_weights[0].detach().clone()
 
@@ -76,15 +70,6 @@ def test_a_drafter_that_is_proven_better_is_the_one_to_beat():
     step = update(trainer, [BACKWARD])
     assert step.reason.startswith("withdrawn")
     assert torch.equal(first_weights(trainer), better)
-
-
-def test_a_restored_comparison_has_the_same_evidence():
-    comparison = Comparison()
-    comparison.observe([0.1, 0.2, -0.05])
-    state = store(comparison.state_dict())
-    restored = Comparison()
-    restored.load_state_dict(state)
-    assert restored.state_dict() == comparison.state_dict()
 
 
 def test_a_restored_trainer_compares_with_the_same_weights():

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -72,12 +71,6 @@ def test_it_waits_for_enough_labels():
     assert (trainer.version, same(weights(trainer), before)) == (1, False)
 
 
-def test_small_batches_need_fewer_labels():
-    trainer = new_trainer(batch=4)
-    trainer.observe(labels(4))
-    assert trainer.update() is not None
-
-
 def test_it_learns_to_separate_likely_pieces_from_unlikely_ones():
     trainer = new_trainer()
     trainer.observe(labels(200))
@@ -88,26 +81,6 @@ def test_it_learns_to_separate_likely_pieces_from_unlikely_ones():
     likely = torch.tensor([label.acceptance > 0.5 for label in unseen])
     assert chances_B[likely].mean() > 0.7
     assert chances_B[~likely].mean() < 0.4
-
-
-def test_the_first_loss_is_the_cross_entropy_of_the_labels():
-    trainer = new_trainer(batch=40)
-    given = labels(40)
-    trainer.observe(given)
-    with torch.no_grad():
-        chances_B = trainer.served(torch.stack([label.features_F for label in given])).sigmoid().tolist()
-    want = -sum(
-        label.acceptance * math.log(chance) + (1 - label.acceptance) * math.log(1 - chance)
-        for label, chance in zip(given, chances_B, strict=True)
-    )
-    assert trainer.update() == pytest.approx(want / 40, rel=1e-5)
-
-
-def test_old_labels_leave_the_buffer():
-    trainer = new_trainer(buffer=50, batch=50)
-    trainer.observe([AcceptanceLabel(torch.full((WIDTH + EXTRA_FEATURES,), math.nan), 0.5)] * 10)
-    trainer.observe(labels(50))
-    assert trainer.update() is not None, "a label that was not a number must have left"
 
 
 def test_a_loss_that_is_not_finite_changes_nothing():
@@ -135,11 +108,3 @@ def test_a_reset_gives_the_first_weights_without_labels_or_momentum():
         assert each.update() is not None
     small = {name: weight for name, weight in weights(trainer).items() if name.startswith("norm")}
     assert all(torch.allclose(small[name], weights(fresh)[name], atol=2.1e-2) for name in small)
-
-
-def test_labels_made_in_inference_mode_can_be_learned_from():
-    trainer = new_trainer()
-    with torch.inference_mode():
-        made = labels(64)
-    trainer.observe(made)
-    assert trainer.update() is not None

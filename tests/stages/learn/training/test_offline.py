@@ -79,15 +79,3 @@ def test_a_pass_reads_every_example_once_and_none_that_is_held_out():
     passes = [list(chain(*trainer.trained[:3])), list(chain(*trainer.trained[3:]))]
     assert all(sorted(read) == [0, 1, 2, 3, 4] for read in passes)
     assert passes[0] != passes[1]
-
-
-def test_a_stopped_training_serves_the_best_weights_so_far():
-    trainer = ScriptedTrainer([0.3, 0.5, 0.4])
-    train(trainer, stop_after=4)  # within the second pass
-    assert len(trainer.trained) == 4
-    assert trainer.served.trained_weights[0].item() == 3
-
-
-def test_held_out_examples_without_soft_targets_are_refused():
-    with pytest.raises(ValueError, match="must have soft targets"):
-        train(ScriptedTrainer([None]))

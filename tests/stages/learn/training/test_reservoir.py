@@ -22,10 +22,6 @@ def offsets(examples: list[TrainingExample]) -> list[int]:
     return sorted(example.offset for example in examples)
 
 
-def test_everything_is_kept_until_the_reservoir_is_full():
-    assert offsets(fill(5, 4).sample(9)) == [0, 1, 2, 3]
-
-
 def test_no_more_is_kept_than_the_size_and_nothing_is_drawn_twice():
     found = offsets(fill(5, 100).sample(9))
     assert len(found) == len(set(found)) == 5

@@ -118,13 +118,6 @@ def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_
     assert trainer.kept == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
-def test_what_no_update_will_train_on_is_passed_on_at_once():
-    learner, trainer, _ = learner_of(1000, most=4)
-    for offset in range(20):
-        learner.learn(example_of(offset))
-        assert trainer.kept == list(range(offset - 3))
-
-
 def test_an_update_reports_its_result_and_its_ledger():
     """Thirty tokens were judged since the last update, each a tenth likelier to be accepted than with the baseline."""
     learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as given"))
@@ -146,58 +139,12 @@ def test_the_tokens_gained_are_those_of_the_drafter_that_drafted_them():
     assert update.served is False
 
 
-def test_a_drafter_that_fell_below_its_baseline_has_lost_tokens():
-    learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, 0.3, 0.35, 0.4, True, ""))
-    assert learner.learn(example_of(0, judged=20)).tokens_gained == pytest.approx(-2.0)
-
-
-def test_a_drafter_that_drafted_nothing_has_gained_nothing():
-    """Speculation was paused, or other sources drafted."""
-    learner, _, interval = learner_of(2, step=Step(1.0, 1, 1, 0.9, 0.9, 0.1, True, ""))
-    update = [learner.learn(example_of(offset, judged=0)) for offset in range(2)][-1]
-    assert update.tokens_gained == 0
-    assert interval.observed == [(0, 2)]
-
-
-def test_while_nothing_is_held_out_nothing_is_known_of_gains():
-    learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, None, None, None, True, ""))
-    assert learner.learn(example_of(0)).tokens_gained is None
-
-
-def test_some_examples_are_held_out_and_never_learned():
-    learner, trainer, _ = learner_of(4, gate_every=3)
-    for offset in range(12):
-        learner.learn(example_of(offset))
-    assert trainer.held_out == [2, 5, 8, 11]
-    assert trainer.updates == [[0, 1, 3], [4, 6, 7], [9, 10]]
-
-
 def test_each_target_has_its_share_of_held_out_examples():
     """With prompts routed in turn, every fourth example is always the same target's."""
     learner, trainer, _ = learner_of(4, gate_every=4)
     for offset in range(16):
         learner.learn(example_of(offset, target="ab"[offset % 2]))
     assert trainer.held_out == [6, 7, 14, 15]
-
-
-def test_an_interval_with_held_out_examples_alone_waits_for_one_to_learn():
-    learner, trainer, interval = learner_of(1, gate_every=2)
-    updated = [learner.learn(example_of(offset)) for offset in range(4)]
-    assert [update is not None for update in updated] == [True, False, True, False]
-    assert trainer.updates == [[0], [2]]
-    assert interval.observed == [(10, 1), (20, 2)]
-
-
-def test_the_update_of_several_targets_bears_the_last_example_s_name():
-    learner, _, _ = learner_of(2)
-    learner.learn(example_of(0, target="one"))
-    assert learner.learn(example_of(1, target="other")).target == "other"
-
-
-def test_a_restart_reaches_the_spacing():
-    learner, _, interval = learner_of(2)
-    learner.restart()
-    assert interval.restarts == 1
 
 
 def list_updates(learner: UpdateScheduler, examples: int) -> list[tuple[int, Updated]]:
@@ -249,14 +196,6 @@ def test_a_slow_worker_changes_nothing_but_what_was_waited():
     assert len(one) == 2
     assert untimed[0] == untimed[1]
     assert min(update.waited for _, update in other) > 0.1 > max(update.waited for _, update in one)
-
-
-def test_an_update_in_place_is_waited_for_as_long_as_it_takes():
-    learner, trainer, _ = learner_of(1)
-    slow_down(trainer, lambda: time.sleep(0.05))
-    update = learner.learn(example_of(0))
-    assert update.waited >= 0.05
-    assert update.seconds == pytest.approx(update.waited, abs=0.04)
 
 
 def test_examples_come_in_while_an_update_is_under_way():
@@ -318,13 +257,6 @@ def test_the_benefit_of_an_update_is_counted_over_as_many_prompts_as_there_were(
     assert interval.interval == 16
 
 
-def test_a_fixed_spacing_stays():
-    interval = FixedInterval(4)
-    interval.observe_update(step_of(0.5, 0.5), 100, 4)
-    interval.restart()
-    assert interval.interval == 4
-
-
 def test_updates_that_do_not_repay_themselves_are_spaced_twice_as_far_up_to_the_longest():
     """Each is worth 0.01 x 100 x 40 / 4 = 10 passes and costs 20."""
     interval = paying()
@@ -376,14 +308,6 @@ def test_gains_are_smoothed_by_halves_and_a_dropped_update_gained_nothing():
         interval.observe_update(step, 40, 4)
         intervals.append(interval.interval)
     assert intervals == [8, 4, 8]
-
-
-@pytest.mark.parametrize("step", [step_of(None, None), step_of(0.5, None, served=False)])
-def test_without_a_measured_gain_nothing_changes(step: Step):
-    interval = paying()
-    interval.interval = 16
-    interval.observe_update(step, 40, 4)
-    assert interval.interval == 16
 
 
 def test_after_a_drift_the_shortest_interval_is_back_and_gains_are_forgotten():

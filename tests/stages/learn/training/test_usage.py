@@ -5,10 +5,9 @@ from random import Random
 
 from stored_states import store
 
-from stages.contract.blocks import SoftTarget, TrainingExample
 from stages.learn.training.interval import BreakEvenInterval
 from stages.learn.training.update import Step
-from stages.learn.training.usage import UsageTest, count_tokens
+from stages.learn.training.usage import UsageTest
 
 TOKENS, PIECES = 48, 240
 STEP = Step(1.0, 10, 1000, 0.4, 0.45, 0.3, True, "")
@@ -65,14 +64,6 @@ def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
         assert found == intervals
 
 
-def test_where_updates_cost_little_a_small_share_is_enough():
-    interval = interval_of(steps=1, interval=1)  # 4.8 passes: the gains of 48 tokens repay them
-    feed(interval, 15, 3)
-    assert interval.interval == 1
-    feed(interval, 300, 3)
-    assert interval.interval == 1
-
-
 def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
     random, wrong = Random(3), 0
     for _ in range(300):
@@ -107,15 +98,6 @@ def test_an_update_that_gains_nothing_must_be_hoped_for_by_more_rejected_tokens(
     assert waited[0] < waited[2] < waited[-1] == 3000, waited
 
 
-def test_one_update_without_gain_among_others_changes_no_hope():
-    interval = BreakEvenInterval(4, 2, piece_cost=0.01, batch=1, others_draft=True)
-    feed(interval, 20, 40)
-    assert not interval.is_exploring
-    interval.observe_update(STEP, 120, 4)
-    interval.observe_update(replace(STEP, served=False), 120, 4)
-    assert not interval.is_exploring
-
-
 def test_an_exploration_takes_a_small_share_of_the_time():
     """An update reads 4 * 2 * 240 pieces twice. At .01 passes a piece that is 38.4 passes, a hundredth of those of 80
     prompts of 48 tokens; at .1 it is 384, of 800 prompts.
@@ -132,19 +114,6 @@ def test_an_exploration_takes_a_small_share_of_the_time():
         assert not interval.is_due(due - 1)
 
 
-def test_prompts_without_tokens_are_no_evidence():
-    test = UsageTest(rare=False)
-    for _ in range(200):
-        assert test.observe(0, 0, 0.25) is False
-
-
-def test_tokens_are_counted_by_their_first_pieces():
-    soft_targets = tuple(
-        SoftTarget(place, depth, (1,), (0.9,), (0.9,), 0.1) for place, depth in [(1, 0), (2, 1), (3, 0)]
-    )
-    assert count_tokens(TrainingExample(0, "big", (1, 2, 3, 4), soft_targets, (), ())) == 2
-
-
 def test_a_restored_interval_continues_with_the_same_evidence():
     interval = interval_of()
     feed(interval, 10, 1)
@@ -154,17 +123,3 @@ def test_a_restored_interval_continues_with_the_same_evidence():
     for one in (interval, restored):
         feed(one, 9, 1)
     assert restored.state_dict() == interval.state_dict()
-
-
-def test_a_good_drafter_needs_a_longer_stream_before_its_training_pays():
-    """An update costs 38 passes. Of 48 tokens a prompt 36 are judged; a tenth of those rejected are hoped to be won."""
-    found = []
-    for acceptance in (0.1, 0.8, 0.95, 1.0):
-        interval = BreakEvenInterval(4, 2, piece_cost=0.01, batch=1, others_draft=True)
-        prompts = 0
-        while interval.interval == 256 and prompts < 1000:
-            interval.observe_prompt(36 * (1 - acceptance), TOKENS, PIECES)
-            prompts += 1
-        found.append(prompts)
-    assert found[0] < 12, found
-    assert 50 < found[1] < found[2] < found[3] == 1000, found

@@ -1,12 +1,11 @@
 """Workers that compute updates: their torch threads, and that no thread remains."""
 
-import gc
 import threading
 
 import pytest
 import torch
 
-from stages.learn.training.scheduler import InlineWorker, ThreadWorker
+from stages.learn.training.scheduler import ThreadWorker
 
 
 @pytest.fixture
@@ -35,27 +34,9 @@ def test_the_own_thread_computes_with_one_core_and_leaves_all_others_as_they_wer
     assert worker.submit(torch.get_num_threads).result() == 1
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_the_calling_thread_stays_as_it_is():
-    assert InlineWorker().submit(torch.get_num_threads).result() == 2
-    assert InlineWorker().submit(threading.get_ident).result() == threading.get_ident()
-
-
 def test_work_on_the_own_thread_does_not_keep_the_caller():
     worker, proceed = ThreadWorker(), threading.Event()
     work = worker.submit(lambda: proceed.wait(60))
     assert not work.done()
     proceed.set()
     assert work.result()
-
-
-@pytest.mark.slow
-def test_the_thread_ends_with_its_worker():
-    worker = ThreadWorker()
-    (thread,) = [
-        thread for thread in threading.enumerate() if thread.ident == worker.submit(threading.get_ident).result()
-    ]
-    del worker
-    gc.collect()
-    thread.join(30)
-    assert not thread.is_alive()
