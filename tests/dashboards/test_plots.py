@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.load import PARSER
+from dashboards.curve import PARSER
 from dashboards.plots import panels, run_command
 from store.errors import CorruptError, RunError, UsageError
 
@@ -18,7 +18,7 @@ def test_a_command_that_fails_reports_the_reason_in_one_line(
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(sys, "argv", ["load", "load.json", "load.png"])
+    monkeypatch.setattr(sys, "argv", ["curve", "run", "curve.png"])
     with pytest.raises(SystemExit) as ended:
         run_command(PARSER, fail, misuse)
     status = misuse if isinstance(error, UsageError) else 1

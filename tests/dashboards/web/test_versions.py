@@ -13,7 +13,7 @@ from dashboards.web.queries.versions import read_versions
 from dashboards.web.registered import RegisteredNumbers
 from store.events import Event, VersionPublished
 from store.query.log_reader import LogReader
-from store.registry.comparisons import RecordedComparison
+from store.registry.mlflow_comparisons import RecordedComparison
 from store.registry.registered_version import from_tags
 
 PARTS = ("first", "second", "change", "low", "high")
