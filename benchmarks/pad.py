@@ -166,17 +166,11 @@ def _copy_corner(large: Tensor, small: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Padding:
-    """A padded model that was written.
+    """A padded model that was written."""
 
-    Attributes:
-        widths: its shape.
-        parameters: their number; tied ones count once.
-        difference: largest difference of its logits to the small model's on a text, relative to the largest logit.
-    """
-
-    widths: Widths
-    parameters: int
-    difference: float
+    widths: Widths  # its shape
+    parameters: int  # their number; tied ones count once
+    difference: float  # largest difference of its logits to the small model's on a text, relative to the largest logit
 
 
 TEXT = (

@@ -29,16 +29,11 @@ ANSWER_SECONDS = 600
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """The server of llama.cpp.
+    """The server of llama.cpp."""
 
-    Attributes:
-        server: its file.
-        version: its version.
-        help_words: words of its help, which contain its options and kinds of speculation. They differ by version.
-    """
-
-    server: Path
-    version: str
+    server: Path  # its file
+    version: str  # its version
+    # words of its help, which contain its options and kinds of speculation. They differ by version.
     help_words: frozenset[str] = frozenset()
 
     @property

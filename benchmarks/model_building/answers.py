@@ -31,17 +31,11 @@ KEPT = 4  # the likeliest tokens at each place of an answer: what a drafter lear
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one data set.
+    """Questions of one data set."""
 
-    Attributes:
-        dataset: name of its file.
-        splits: whose rows are taken.
-        most: number of questions to take at most, drawn at random.
-    """
-
-    dataset: str
-    splits: tuple[str, ...]
-    most: int
+    dataset: str  # name of its file
+    splits: tuple[str, ...]  # whose rows are taken
+    most: int  # number of questions to take at most, drawn at random
 
 
 # Data sets whose licences allow to use what is made of them for anything. Not among them, and so left to measure with:
@@ -60,21 +54,13 @@ FUNCTIONS = 1500  # of Python's standard library to complete, without those of t
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt in the target's tokens, and how it is to be answered.
+    """A prompt in the target's tokens, and how it is to be answered."""
 
-    Attributes:
-        number: its place among all questions; seeds its random draws.
-        dataset: where it is from.
-        text: without the chat template.
-        tokens: with it.
-        temperature: of the answer.
-    """
-
-    number: int
-    dataset: str
-    text: str
-    tokens: tuple[int, ...]
-    temperature: float
+    number: int  # its place among all questions; seeds its random draws
+    dataset: str  # where it is from
+    text: str  # without the chat template
+    tokens: tuple[int, ...]  # with it
+    temperature: float  # of the answer
 
 
 def read_questions(data: Path, chat: Conversation, temperatures: Sequence[float], seed: int) -> list[Question]:

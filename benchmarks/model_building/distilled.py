@@ -35,23 +35,15 @@ MEASURED = 60  # answers that the accuracy is measured on at most
 
 @dataclass(frozen=True)
 class DistilledRecipe:
-    """How a distilled drafter is made.
+    """How a distilled drafter is made."""
 
-    Attributes:
-        base: its shape, the split of its tokenizer, its documents, and its training.
-        target: what answers the questions.
-        max_new_tokens: of an answer.
-        temperatures: of the answers, in turn.
-        references: data sets whose answers are read after their prompts.
-        mixture: of the three kinds of texts.
-    """
-
-    base: ModelRecipe
-    target: str = "smollm2-135m"
-    max_new_tokens: int = 96
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.8)
+    base: ModelRecipe  # its shape, the split of its tokenizer, its documents, and its training
+    target: str = "smollm2-135m"  # what answers the questions
+    max_new_tokens: int = 96  # of an answer
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.8)  # of the answers, in turn
+    # data sets whose answers are read after their prompts
     references: tuple[str, ...] = ("dolly_partial", "gsm8k", "mbpp", "self_instruct")
-    mixture: Mixture = MIXTURE
+    mixture: Mixture = MIXTURE  # of the three kinds of texts
 
 
 RECIPES = {"drafter-4m": DistilledRecipe(recipes.RECIPES["drafter-4m"])}

@@ -15,38 +15,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast to train.
+    """How long and how fast to train."""
 
-    Attributes:
-        steps: optimiser steps.
-        rows: sequences of a step.
-        length: tokens of a sequence.
-        peak_rate: learning rate after the warm-up (2% of the steps), falling as a cosine to 5%.
-        seed: order of the windows and initial weights.
-    """
-
-    steps: int
-    rows: int
-    length: int
-    peak_rate: float
-    seed: int = 0
+    steps: int  # optimiser steps
+    rows: int  # sequences of a step
+    length: int  # tokens of a sequence
+    peak_rate: float  # learning rate after the warm-up (2% of the steps), falling as a cosine to 5%
+    seed: int = 0  # order of the windows and initial weights
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a training.
+    """What came of a training."""
 
-    Attributes:
-        validation_loss: nats per token on the held-out tokens.
-        train_loss: mean of the last twentieth of the steps, nats per token.
-        tokens_seen: tokens read, repetitions counted.
-        seconds: wall time.
-    """
-
-    validation_loss: float
-    train_loss: float
-    tokens_seen: int
-    seconds: float
+    validation_loss: float  # nats per token on the held-out tokens
+    train_loss: float  # mean of the last twentieth of the steps, nats per token
+    tokens_seen: int  # tokens read, repetitions counted
+    seconds: float  # wall time
 
 
 def _rate_factor(step: int, steps: int) -> float:

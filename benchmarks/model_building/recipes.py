@@ -38,19 +38,12 @@ SPLIT_SINGLE_DIGITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """How a built-in model is made.
+    """How a built-in model is made."""
 
-    Attributes:
-        model: what is made.
-        split: the byte-level BPE's splitting pattern; empty for the SentencePiece-style tokenizer.
-        texts: which texts it learns from, and the share of each that is taken (1 = all).
-        training: steps, rates, seed.
-    """
-
-    model: ZooModel
-    split: str
-    texts: dict[str, float]
-    training: Recipe
+    model: ZooModel  # what is made
+    split: str  # the byte-level BPE's splitting pattern; empty for the SentencePiece-style tokenizer
+    texts: dict[str, float]  # which texts it learns from, and the share of each that is taken (1 = all)
+    training: Recipe  # steps, rates, seed
 
 
 GENERAL_TEXTS = {"wikitext2": 1.0, "dolly_partial": 1.0, "tinystories": 1.0, "documentation": 0.25}

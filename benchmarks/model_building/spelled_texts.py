@@ -29,31 +29,20 @@ CONTEXT = 96  # pieces of a prompt that are trained on at most, its last ones: w
 
 @dataclass(frozen=True)
 class Mixture:
-    """Chances of the three kinds of texts in a row.
+    """Chances of the three kinds of texts in a row."""
 
-    Attributes:
-        answers: the target's own.
-        references: those of the data sets, after the same prompts in the chat template.
-        documents: without a chat template.
-    """
-
-    answers: float = 0.7
-    references: float = 0.15
-    documents: float = 0.15
+    answers: float = 0.7  # the target's own
+    references: float = 0.15  # those of the data sets, after the same prompts in the chat template
+    documents: float = 0.15  # without a chat template
 
 
 class LabelledText(NamedTuple):
-    """Pieces of a text, and what a drafter should have predicted at each.
+    """Pieces of a text, and what a drafter should have predicted at each."""
 
-    Attributes:
-        pieces: (T) of the text.
-        labels: (T, K) pieces that are right at a place; where only the text's own is known, it is the first.
-        weights: (T, K) of the labels in the loss, 0 for those that do not exist.
-    """
-
-    pieces: NDArray[np.int64]
+    pieces: NDArray[np.int64]  # (T) of the text
+    # (T, K) pieces that are right at a place; where only the text's own is known, it is the first
     labels: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    weights: NDArray[np.float32]  # (T, K) of the labels in the loss, 0 for those that do not exist
 
 
 class PlacedText(NamedTuple):

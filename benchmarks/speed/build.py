@@ -152,18 +152,17 @@ class Workshop:
 
     Attributes:
         words: encoder of prompts for all arms.
-        models: models for vocabularies and for measuring bare forward passes, used by no arm.
-        target: model of `transformers`.
     """
 
     def __init__(self, config: Config, scratch: Path) -> None:
         self._config, self._scratch = config.with_overrides({"publish.enabled": False}), scratch
+        # models for vocabularies and for measuring bare forward passes, used by no arm
         self.models = self._load("measure")
         self.words, self._request = PromptWords(config, self.models), request_of(self.models, config)
         self._device = str(self.models.target.device)
         self._target_source = locate(self.models.name, registry_uri(config), scratch / "target")
         self._drafter_source = str(self.models.drafter_folder or config.drafter)
-        self.target = self._copy(self._target_source)
+        self.target = self._copy(self._target_source)  # model of `transformers`
 
     def _load(self, name: str) -> Models:
         return load_only_target(self._config, self._scratch / name)

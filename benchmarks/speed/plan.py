@@ -6,21 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlanDefaults:
-    """Sizes of a measurement where the options do not set them.
+    """Sizes of a measurement where the options do not set them."""
 
-    Attributes:
-        rounds: number of timed rounds.
-        round_prompts: prompts per round, at least `per_row` times the batch size.
-        per_row: see `round_prompts`.
-        warm_up: untimed prompts.
-        max_new_tokens: most target tokens in one completion.
-    """
-
-    rounds: int
-    round_prompts: int
-    per_row: int
-    warm_up: int
-    max_new_tokens: int
+    rounds: int  # number of timed rounds
+    round_prompts: int  # prompts per round, at least `per_row` times the batch size
+    per_row: int  # see `round_prompts`
+    warm_up: int  # untimed prompts
+    max_new_tokens: int  # most target tokens in one completion
 
 
 FULL = PlanDefaults(rounds=10, round_prompts=8, per_row=2, warm_up=42, max_new_tokens=64)
@@ -29,19 +21,12 @@ QUICK = PlanDefaults(rounds=4, round_prompts=3, per_row=1, warm_up=3, max_new_to
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """Size of a measurement.
+    """Size of a measurement."""
 
-    Attributes:
-        arms: names of the arms to run.
-        round_prompts: prompts per round.
-        rounds: number of timed rounds.
-        warm_up: untimed prompts of the same stream before the timed ones, from which the learning arms learn.
-    """
-
-    arms: tuple[str, ...]
-    round_prompts: int
-    rounds: int
-    warm_up: int
+    arms: tuple[str, ...]  # names of the arms to run
+    round_prompts: int  # prompts per round
+    rounds: int  # number of timed rounds
+    warm_up: int  # untimed prompts of the same stream before the timed ones, from which the learning arms learn
 
     @classmethod
     def from_options(

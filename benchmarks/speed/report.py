@@ -26,44 +26,31 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the benchmark in bytes.
+    """Memory of the benchmark in bytes."""
 
-    Attributes:
-        peak: peak memory of the process, all arms together; None if the system does not report it.
-        caches: size of keys and values, by arm of ours; None if the forward passes do not report it.
-    """
-
-    peak: int | None
+    peak: int | None  # peak memory of the process, all arms together; None if the system does not report it
+    # size of keys and values, by arm of ours; None if the forward passes do not report it
     caches: Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
 class SpeedReport:
-    """Results of a benchmark at one batch size.
+    """Results of a benchmark at one batch size."""
 
-    Attributes:
-        machine, settings: machine, libraries and settings.
-        labels: names of the arms of other engines in tables.
-        reference: name of the arm that the others are compared with.
-        results, rounds: results and timed rounds, by arm.
-        planned: number of planned rounds; an interrupted run has fewer.
-        costs: costs of bare forward passes.
-        memory: memory at the end of the run.
-        refused: arms of other engines that do not run this pair of models, with their reasons.
-        chat: a line on the chat template; None if there is none.
-    """
-
+    # machine, settings: machine, libraries and settings
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
-    labels: Mapping[str, str]
-    reference: str
+    labels: Mapping[str, str]  # names of the arms of other engines in tables
+    reference: str  # name of the arm that the others are compared with
+    # results, rounds: results and timed rounds, by arm
     results: Mapping[str, ArmResults]
     rounds: Mapping[str, Sequence[Round]]
-    planned: int
-    costs: Costs
-    memory: Memory
+    planned: int  # number of planned rounds; an interrupted run has fewer
+    costs: Costs  # costs of bare forward passes
+    memory: Memory  # memory at the end of the run
+    # arms of other engines that do not run this pair of models, with their reasons
     refused: Mapping[str, str] = field(default_factory=dict)
-    chat: str | None = None
+    chat: str | None = None  # a line on the chat template; None if there is none
 
     @property
     def complete(self) -> int:

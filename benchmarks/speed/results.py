@@ -34,43 +34,30 @@ class Mean:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Time of a pipeline arm as shares of its wall time.
+    """Time of a pipeline arm as shares of its wall time."""
 
-    Attributes:
-        decode, translate, verify: time in the stages.
-        learning: time in which decoding waits for updates.
-        learning_beside: time of updates on the learner's thread, in parallel with decoding; not part of the sum.
-        log, versions, drift: time for the log and its curves, for publishing, and for drift detection.
-        log_beside: processor time of the log's writer thread, in parallel with decoding; not part of the sum.
-        rest: all other time, such as prompt handling, the loop, and making events.
-        translation_per_target_step: time of translation divided by that of bare target passes of one token per row.
-    """
-
+    # decode, translate, verify: time in the stages
     decode: float
     translate: float
     verify: float
-    learning: float
-    learning_beside: float
+    learning: float  # time in which decoding waits for updates
+    learning_beside: float  # time of updates on the learner's thread, in parallel with decoding; not part of the sum
+    # log, versions, drift: time for the log and its curves, for publishing, and for drift detection
     log: float
-    log_beside: float
+    log_beside: float  # processor time of the log's writer thread, in parallel with decoding; not part of the sum
     versions: float
     drift: float
-    rest: float
-    translation_per_target_step: float
+    rest: float  # all other time, such as prompt handling, the loop, and making events
+    translation_per_target_step: float  # time of translation divided by that of bare target passes of one token per row
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Efficiency of a pipeline arm relative to its roofline.
+    """Efficiency of a pipeline arm relative to its roofline."""
 
-    Attributes:
-        value: seconds of the roofline divided by those of the arm, prefill included in both.
-        blocks: seconds of the roofline without prefill, divided by those of the arm.
-        reading, drafting, verifying: seconds of prefill, drafting and verification in the roofline, over all rounds.
-    """
-
-    value: Quartiles
-    blocks: float
+    value: Quartiles  # seconds of the roofline divided by those of the arm, prefill included in both
+    blocks: float  # seconds of the roofline without prefill, divided by those of the arm
+    # reading, drafting, verifying: seconds of prefill, drafting and verification in the roofline, over all rounds
     reading: float
     drafting: float
     verifying: float
@@ -78,31 +65,24 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class ArmResults:
-    """Results of one arm.
+    """Results of one arm."""
 
-    Attributes:
-        tokens, seconds: emitted tokens and wall time of all timed rounds.
-        tokens_per_second: tokens per second, per round.
-        ratio: seconds per token of the reference divided by those of this arm, per round; above 1 is faster.
-        differing: number of prompts whose tokens differ from the reference's; None when sampling, where they may.
-        widest_difference: largest difference of the target's logits between the two tokens at which these texts
-            diverge; near 0 is a near tie. None if no prompt differs.
-        acceptance_rate: accepted / judged tokens; None if nothing was judged or the arm does not report it.
-        block_efficiency: tokens per row and target forward; None for arms that are not ours.
-        nats_per_token: surprisal under the target's distribution, None when greedy. Arms that sample from the target's
-            distribution agree within errors.
-        efficiency, breakdown: results of the time measurement; None for arms that are not ours.
-    """
-
+    # tokens, seconds: emitted tokens and wall time of all timed rounds
     tokens: int
     seconds: float
-    tokens_per_second: Quartiles
-    ratio: Quartiles
+    tokens_per_second: Quartiles  # tokens per second, per round
+    ratio: Quartiles  # seconds per token of the reference divided by those of this arm, per round; above 1 is faster
+    # number of prompts whose tokens differ from the reference's; None when sampling, where they may
     differing: int | None
+    # largest difference of the target's logits between the two tokens at which these texts diverge; near 0 is a
+    # near tie. None if no prompt differs.
     widest_difference: float | None
-    acceptance_rate: float | None
-    block_efficiency: float | None
+    acceptance_rate: float | None  # accepted / judged tokens; None if nothing was judged or the arm does not report it
+    block_efficiency: float | None  # tokens per row and target forward; None for arms that are not ours
+    # surprisal under the target's distribution, None when greedy. Arms that sample from the target's distribution
+    # agree within errors.
     nats_per_token: Mean | None
+    # efficiency, breakdown: results of the time measurement; None for arms that are not ours
     efficiency: Efficiency | None
     breakdown: Breakdown | None
 

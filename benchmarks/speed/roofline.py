@@ -33,22 +33,15 @@ def interpolate(points: Mapping[int, float], at: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Median seconds of bare forward passes.
+    """Median seconds of bare forward passes."""
 
-    Attributes:
-        target: seconds of a target pass, by rows, then by tokens per row.
-        drafter: seconds of a drafter pass of one token per row, by rows.
-        reading_target, reading_drafter: seconds to prefill one prompt of mean length.
-        prompt_tokens: target tokens of that prompt.
-        context: tokens in the key-value cache of each row before the passes.
-    """
-
-    target: Mapping[int, Mapping[int, float]]
-    drafter: Mapping[int, float]
+    target: Mapping[int, Mapping[int, float]]  # seconds of a target pass, by rows, then by tokens per row
+    drafter: Mapping[int, float]  # seconds of a drafter pass of one token per row, by rows
+    # reading_target, reading_drafter: seconds to prefill one prompt of mean length
     reading_target: float
     reading_drafter: float
-    prompt_tokens: int
-    context: int
+    prompt_tokens: int  # target tokens of that prompt
+    context: int  # tokens in the key-value cache of each row before the passes
 
     def target_pass(self, rows: int, tokens: int) -> float:
         """Seconds of a target pass over `tokens` tokens of all rows together."""

@@ -24,19 +24,13 @@ PAGE_TOKENS = 256  # of continuous batching, its default
 
 @dataclass(frozen=True)
 class Request:
-    """How to complete prompts.
+    """How to complete prompts."""
 
-    Attributes:
-        sampling: the transform of the target's distribution.
-        max_new_tokens: most tokens to emit.
-        eos_ids: ids of the target that end a sequence; one of them, when emitted, is part of the completion.
-        seed: of the sampling. `generate` samples from torch's global generator, which is seeded for every call.
-    """
-
-    sampling: SamplingParams
-    max_new_tokens: int
+    sampling: SamplingParams  # the transform of the target's distribution
+    max_new_tokens: int  # most tokens to emit
+    # ids of the target that end a sequence; one of them, when emitted, is part of the completion
     eos_ids: frozenset[int]
-    seed: int
+    seed: int  # of the sampling. `generate` samples from torch's global generator, which is seeded for every call.
 
 
 @dataclass(frozen=True)

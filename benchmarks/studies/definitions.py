@@ -33,31 +33,23 @@ class StudyName(StrEnum):
 
 @dataclass(frozen=True)
 class StudyArm:
-    """One arm of a study.
+    """One arm of a study."""
 
-    Attributes:
-        name: name in the tables.
-        settings: settings by dotted key; arms differ in nothing else.
-        share: budget of the n-gram cache as a share of the bytes that the arm `full` reached with the same seed; None
-            if the arm has no such budget.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
+    name: str  # name in the tables
+    settings: Mapping[str, Any]  # settings by dotted key; arms differ in nothing else
+    # budget of the n-gram cache as a share of the bytes that the arm `full` reached with the same seed; None if
+    # the arm has no such budget
     share: float | None = None
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """One column of numbers from the paper.
+    """One column of numbers from the paper."""
 
-    Attributes:
-        title, source: model or data set, and the table of the paper.
-        values: acceptance rate and speed-up, by name of the arm of ours that does the same.
-    """
-
+    # title, source: model or data set, and the table of the paper
     title: str
     source: str
+    # acceptance rate and speed-up, by name of the arm of ours that does the same
     values: Mapping[str, tuple[float, float]]
 
     def acceptance(self, arm: str, reference: str) -> float | None:
@@ -76,23 +68,14 @@ class PaperColumn:
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of arms.
+    """A comparison of arms."""
 
-    Attributes:
-        name: a `StudyName`, or that of a block of the paper's tables.
-        settings: settings that all arms share, by dotted key.
-        arms: arms in the order of the tables.
-        references: names of the arms that the others are compared with.
-        paper: columns of the paper's numbers.
-        remark: note on reading the paper's numbers, or its statement if it gives none.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    arms: tuple[StudyArm, ...]
-    references: tuple[str, ...]
-    paper: tuple[PaperColumn, ...]
-    remark: str
+    name: str  # a `StudyName`, or that of a block of the paper's tables
+    settings: Mapping[str, Any]  # settings that all arms share, by dotted key
+    arms: tuple[StudyArm, ...]  # arms in the order of the tables
+    references: tuple[str, ...]  # names of the arms that the others are compared with
+    paper: tuple[PaperColumn, ...]  # columns of the paper's numbers
+    remark: str  # note on reading the paper's numbers, or its statement if it gives none
 
     def arm(self, name: str) -> StudyArm:
         """The arm of a name, which must exist."""

@@ -18,17 +18,11 @@ NONE = "–"  # in tables, where there is no value
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds."""
 
-    Attributes:
-        value: the mean.
-        error: standard error of the mean; None for one seed.
-        seeds: number of seeds.
-    """
-
-    value: float
-    error: float | None
-    seeds: int
+    value: float  # the mean
+    error: float | None  # standard error of the mean; None for one seed
+    seeds: int  # number of seeds
 
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
@@ -53,20 +47,13 @@ def format_estimate(found: Estimate | None, digits: int) -> str:
 
 @dataclass(frozen=True)
 class RunRates:
-    """Rates over some prompts of a run. A rate is None if its denominator is 0.
+    """Rates over some prompts of a run. A rate is None if its denominator is 0."""
 
-    Attributes:
-        acceptance: accepted / judged tokens.
-        block_efficiency: emitted target tokens per target forward.
-        accepted_length: accepted target tokens per target forward.
-        tokens_per_second: emitted tokens per second of wall time, learning included.
-        tokens_per_cpu_second: emitted tokens per second of processor time, which other processes disturb less.
-    """
-
-    acceptance: float | None
-    block_efficiency: float | None
-    accepted_length: float | None
-    tokens_per_second: float | None
+    acceptance: float | None  # accepted / judged tokens
+    block_efficiency: float | None  # emitted target tokens per target forward
+    accepted_length: float | None  # accepted target tokens per target forward
+    tokens_per_second: float | None  # emitted tokens per second of wall time, learning included
+    # emitted tokens per second of processor time, which other processes disturb less
     tokens_per_cpu_second: float | None
 
 
@@ -134,27 +121,17 @@ def _divide(above: float | None, below: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Switch:
-    """Effect of one switch of the source on a run. Rates are accepted / judged over `WINDOW` prompts in stream order.
+    """Effect of a switch of the source on a run. Rates are accepted / judged over `WINDOW` prompts in stream order."""
 
-    Attributes:
-        before: rate in the last window before the switch.
-        deepest: lowest rate in a window after the switch.
-        end: rate in the last fifth of the segment after the switch.
-        delay: prompts from the switch to the first alarm on a drop; None if there is none.
-        alarms: number of alarms on a drop after the switch.
-        false_alarms: number of alarms on a drop before the switch.
-        recalls: number of recalls of an earlier version after the switch.
-        to_end, to_before: prompts from the switch to the end of the first window that reaches nine tenths of the rate
-            at the end of the segment, and of the rate before the switch; None if none does.
-    """
-
-    before: float | None
-    deepest: float | None
-    end: float | None
-    delay: int | None
-    alarms: int
-    false_alarms: int
-    recalls: int
+    before: float | None  # rate in the last window before the switch
+    deepest: float | None  # lowest rate in a window after the switch
+    end: float | None  # rate in the last fifth of the segment after the switch
+    delay: int | None  # prompts from the switch to the first alarm on a drop; None if there is none
+    alarms: int  # number of alarms on a drop after the switch
+    false_alarms: int  # number of alarms on a drop before the switch
+    recalls: int  # number of recalls of an earlier version after the switch
+    # to_end, to_before: prompts from the switch to the end of the first window that reaches nine tenths of the
+    # rate at the end of the segment, and of the rate before the switch; None if none does
     to_end: int | None
     to_before: int | None
 

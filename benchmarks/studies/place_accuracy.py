@@ -18,12 +18,12 @@ class MeasuringDistiller(Distiller):
         distill: learns.
 
     Attributes:
-        found: by offset the number of tokens whose first piece was right, and the number of tokens.
         wall, cpu: seconds that the measurements took.
     """
 
     def __init__(self, distill: Distill) -> None:
         self._distill = distill
+        # by offset the number of tokens whose first piece was right, and the number of tokens
         self.found: dict[int, tuple[float, int]] = {}
         self.wall = self.cpu = 0.0
 

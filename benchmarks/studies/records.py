@@ -26,16 +26,7 @@ class Key:
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Counts of one completed prompt, as in `PromptCompleted`.
-
-    Attributes:
-        at, cpu: wall and processor seconds from the start of the run to the completion, before learning from it.
-        first_right: number of the completion's tokens whose first piece was the drafter's likeliest, before learning
-            from it (above temperature 0: the expected number that it would have had accepted). Measured if `places`.
-        places: number of the completion's tokens; 0 if this was not measured.
-        ngrams: number of accepted n-grams.
-        entries: entries of the n-gram caches at the completion.
-    """
+    """Counts of one completed prompt, as in `PromptCompleted`."""
 
     offset: int
     emitted: int
@@ -43,12 +34,15 @@ class PromptCounts:
     drafted: int
     judged: int
     accepted: int
+    # at, cpu: wall and processor seconds from the start of the run to the completion, before learning from it
     at: float
     cpu: float
+    # number of the completion's tokens whose first piece was the drafter's likeliest, before learning from it
+    # (above temperature 0: the expected number that it would have had accepted). Measured if `places`.
     first_right: float = 0.0
-    places: int = 0
-    ngrams: int = 0
-    entries: int = 0
+    places: int = 0  # number of the completion's tokens; 0 if this was not measured
+    ngrams: int = 0  # number of accepted n-grams
+    entries: int = 0  # entries of the n-gram caches at the completion
 
 
 @dataclass(frozen=True)
@@ -62,44 +56,26 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Record:
-    """Record of one run.
+    """Record of one run."""
 
-    Attributes:
-        key: target, seed and arm of the run.
-        passed: completed prompts, in the order of completion.
-        alarms: alarms of the drift detector, in stream order.
-        recalls: stream offsets at which an earlier version of the drafter was restored.
-        segments: first stream offset of each part of the stream, and the end of the last part.
-        seconds: wall time of the run, learning included, loading excluded.
-        cpu_seconds: processor time of the same.
-        learning: wall seconds spent on updates.
-        cache_bytes, cache_entries: size of the n-gram caches of all targets at the end.
-        rejected: number of source rows that could not be prompts.
-        prompts: sha256 of the texts of the prompts in order. Runs with different prompts are never compared.
-        same_vocabulary: whether target and drafter share one vocabulary.
-        machine: processor, libraries and load that the speed depends on.
-        notices: messages of the run's log, from level info on.
-        accepted_ngrams: number of accepted tokens that were proposed as several pieces.
-        ngram_counts: how often each emitted token of several pieces was emitted, largest first.
-    """
-
-    key: Key
-    passed: tuple[PromptCounts, ...]
-    alarms: tuple[Alarm, ...]
-    recalls: tuple[int, ...]
-    segments: tuple[int, ...]
-    seconds: float
-    cpu_seconds: float
-    learning: float
+    key: Key  # target, seed and arm of the run
+    passed: tuple[PromptCounts, ...]  # completed prompts, in the order of completion
+    alarms: tuple[Alarm, ...]  # alarms of the drift detector, in stream order
+    recalls: tuple[int, ...]  # stream offsets at which an earlier version of the drafter was restored
+    segments: tuple[int, ...]  # first stream offset of each part of the stream, and the end of the last part
+    seconds: float  # wall time of the run, learning included, loading excluded
+    cpu_seconds: float  # processor time of the same
+    learning: float  # wall seconds spent on updates
+    # cache_bytes, cache_entries: size of the n-gram caches of all targets at the end
     cache_bytes: int
     cache_entries: int
-    rejected: int
-    prompts: str
-    same_vocabulary: bool
-    machine: Mapping[str, Any]
-    notices: tuple[str, ...] = ()
-    accepted_ngrams: int = 0
-    ngram_counts: tuple[int, ...] = ()
+    rejected: int  # number of source rows that could not be prompts
+    prompts: str  # sha256 of the texts of the prompts in order. Runs with different prompts are never compared.
+    same_vocabulary: bool  # whether target and drafter share one vocabulary
+    machine: Mapping[str, Any]  # processor, libraries and load that the speed depends on
+    notices: tuple[str, ...] = ()  # messages of the run's log, from level info on
+    accepted_ngrams: int = 0  # number of accepted tokens that were proposed as several pieces
+    ngram_counts: tuple[int, ...] = ()  # how often each emitted token of several pieces was emitted, largest first
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with one list per count of the prompts."""

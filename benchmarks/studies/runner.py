@@ -29,25 +29,17 @@ FULL = "full"  # arm whose cache size determines the budgets of the others
 class StudyPlan:
     """Plan of a study.
 
-    Attributes:
-        study: the study.
-        arms: arms to run, in the order of the study.
-        config: settings that all arms share; its seed is the first.
-        targets: names of the targets; each has its own tables.
-        seeds: number of seeds.
-        segment: prompts per segment if two sources alternate; None for one source after another.
-
     Raises:
         SourceError: a source is standard input.
         ConfigError: the settings or the arms do not fit the study.
     """
 
-    study: Study
-    arms: tuple[StudyArm, ...]
-    config: Config
-    targets: tuple[str, ...]
-    seeds: int
-    segment: int | None = None
+    study: Study  # the study
+    arms: tuple[StudyArm, ...]  # arms to run, in the order of the study
+    config: Config  # settings that all arms share; its seed is the first
+    targets: tuple[str, ...]  # names of the targets; each has its own tables
+    seeds: int  # number of seeds
+    segment: int | None = None  # prompts per segment if two sources alternate; None for one source after another
 
     def __post_init__(self) -> None:
         if "-" in self.config.sources:

@@ -43,34 +43,21 @@ ROUNDS = 2  # segments per source when sources alternate
 
 @dataclass(frozen=True)
 class StudyTask:
-    """Description of one run. It can be pickled for another process.
+    """Description of one run. It can be pickled for another process."""
 
-    Attributes:
-        key: target, seed and arm of the run.
-        config: all settings of the run.
-        segment: prompts per segment if the sources alternate A B A B; None for one source after another.
-        measures_places: whether the drafter is measured at every token of the completions.
-    """
-
-    key: Key
-    config: Config
-    segment: int | None
-    measures_places: bool = False
+    key: Key  # target, seed and arm of the run
+    config: Config  # all settings of the run
+    segment: int | None  # prompts per segment if the sources alternate A B A B; None for one source after another
+    measures_places: bool = False  # whether the drafter is measured at every token of the completions
 
 
 @dataclass(frozen=True)
 class StudyPrompts:
-    """The stream of a seed.
+    """The stream of a seed."""
 
-    Attributes:
-        chosen: prompts with consecutive offsets from 0.
-        segments: first offset of each part, and the end of the last part.
-        rejected: number of source rows that could not be prompts.
-    """
-
-    chosen: tuple[PromptReceived, ...]
-    segments: tuple[int, ...]
-    rejected: int
+    chosen: tuple[PromptReceived, ...]  # prompts with consecutive offsets from 0
+    segments: tuple[int, ...]  # first offset of each part, and the end of the last part
+    rejected: int  # number of source rows that could not be prompts
 
     @property
     def digest(self) -> str:

@@ -17,32 +17,20 @@ CHEAP = "0.01"  # cost of a drafter pass, relative to these
 
 @dataclass(frozen=True)
 class ArmRequest:
-    """What all arms of a benchmark have in common.
+    """What all arms of a benchmark have in common."""
 
-    Attributes:
-        drafts: maximum number of drafted tokens per request and pass.
-        model_drafts: the same of vLLM's draft-model mode, which always drafts as many.
-        drafter: drafter model, which the arms with a model share.
-        folder: where the arms keep runs.
-    """
-
-    drafts: int
-    model_drafts: int
-    drafter: str
-    folder: Path
+    drafts: int  # maximum number of drafted tokens per request and pass
+    model_drafts: int  # the same of vLLM's draft-model mode, which always drafts as many
+    drafter: str  # drafter model, which the arms with a model share
+    folder: Path  # where the arms keep runs
 
 
 @dataclass(frozen=True)
 class VllmArm:
-    """One way of drafting.
+    """One way of drafting."""
 
-    Attributes:
-        speculative: vLLM's speculative configuration; None to draft nothing.
-        settings: of the plugin, by name.
-    """
-
-    speculative: Mapping[str, Any] | None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    speculative: Mapping[str, Any] | None  # vLLM's speculative configuration; None to draft nothing
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the plugin, by name
 
     def environment(self) -> dict[str, str]:
         """Return the plugin's settings as variables of the environment."""

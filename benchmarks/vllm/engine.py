@@ -18,62 +18,40 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine.
+    """An engine."""
 
-    Attributes:
-        model: the target.
-        batch: maximum number of requests at the same time.
-        speculative: vLLM's speculative configuration; None to draft nothing.
-        options: further arguments of `vllm.LLM`.
-    """
-
-    model: str
-    batch: int
-    speculative: Mapping[str, Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    model: str  # the target
+    batch: int  # maximum number of requests at the same time
+    speculative: Mapping[str, Any] | None = None  # vLLM's speculative configuration; None to draft nothing
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `vllm.LLM`
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Prompts to complete greedily.
+    """Prompts to complete greedily."""
 
-    Attributes:
-        prompts: token ids, or texts.
-        tokens: maximum number of tokens of a completion.
-        chat: whether texts are rendered with the target's chat template.
-        arrivals: number of the engine's step before which each prompt arrives; by default all arrive at once.
-    """
-
-    prompts: Sequence[Sequence[int]] | Sequence[str]
-    tokens: int
-    chat: bool = False
+    prompts: Sequence[Sequence[int]] | Sequence[str]  # token ids, or texts
+    tokens: int  # maximum number of tokens of a completion
+    chat: bool = False  # whether texts are rendered with the target's chat template
+    # number of the engine's step before which each prompt arrives; by default all arrive at once
     arrivals: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came of a round.
+    """What came of a round."""
 
-    Attributes:
-        texts: token ids of the completions.
-        passes: number of passes in which a request emitted tokens, summed over requests.
-        steps: number of passes of the engine.
-        drafted, accepted: drafted tokens.
-        seconds: of the round.
-        gaps: seconds between the tokens of one request and its next ones.
-        proposing: processor seconds of the proposer in the engine's process, and the seconds that passed.
-        prompts: token ids of the prompts.
-    """
-
-    texts: Sequence[Sequence[int]]
-    passes: int
-    steps: int
+    texts: Sequence[Sequence[int]]  # token ids of the completions
+    passes: int  # number of passes in which a request emitted tokens, summed over requests
+    steps: int  # number of passes of the engine
+    # drafted, accepted: drafted tokens
     drafted: int
     accepted: int
-    seconds: float
-    gaps: Sequence[float]
+    seconds: float  # of the round
+    gaps: Sequence[float]  # seconds between the tokens of one request and its next ones
+    # processor seconds of the proposer in the engine's process, and the seconds that passed
     proposing: tuple[float, float]
-    prompts: Sequence[Sequence[int]] = ()
+    prompts: Sequence[Sequence[int]] = ()  # token ids of the prompts
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

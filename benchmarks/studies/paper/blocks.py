@@ -16,21 +16,14 @@ Pair = tuple[float, float]  # the paper's acceptance rate and speed-up
 
 @dataclass(frozen=True)
 class PaperTask:
-    """A task of the paper.
+    """A task of the paper."""
 
-    Attributes:
-        name: on the command line.
-        title: in the paper's tables.
-        files: data sets in a folder of data, read one after the other.
-        threshold: estimated probability of a rejection at which a draft stops, as the paper recommends for the task.
-        parts: number of parts of equal length that the stream is divided into, of which each file is one.
-    """
-
-    name: str
-    title: str
-    files: tuple[str, ...]
+    name: str  # on the command line
+    title: str  # in the paper's tables
+    files: tuple[str, ...]  # data sets in a folder of data, read one after the other
+    # estimated probability of a rejection at which a draft stops, as the paper recommends for the task
     threshold: float
-    parts: int = 0
+    parts: int = 0  # number of parts of equal length that the stream is divided into, of which each file is one
 
     def prompts_of_file(self, limit: int) -> int:
         """Number of prompts from each file of a stream of `limit` prompts."""
@@ -68,23 +61,15 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class PaperBlock:
-    """A part of a table.
+    """A part of a table."""
 
-    Attributes:
-        name: on the command line and of its file.
-        title: in the tables.
-        task: where its prompts come from.
-        study: its arms and the paper's columns.
-        hits: the paper's accepted n-grams per response, by arm; empty where it gives none.
-        cache: the paper's size of the cache; None where it gives none.
-    """
-
-    name: str
-    title: str
-    task: PaperTask
-    study: Study
+    name: str  # on the command line and of its file
+    title: str  # in the tables
+    task: PaperTask  # where its prompts come from
+    study: Study  # its arms and the paper's columns
+    # the paper's accepted n-grams per response, by arm; empty where it gives none
     hits: Mapping[str, float] = field(default_factory=dict)
-    cache: CacheSize | None = None
+    cache: CacheSize | None = None  # the paper's size of the cache; None where it gives none
 
     @property
     def reference(self) -> str:

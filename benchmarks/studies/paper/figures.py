@@ -33,28 +33,17 @@ class CurveKind(StrEnum):
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One of the paper's figures.
+    """One of the paper's figures."""
 
-    Attributes:
-        number: in the paper.
-        title: what it shows.
-        blocks: its parts.
-        remark: what the paper states.
-        curve: what is drawn for each arm.
-        folder: of the runs, below `runs/`; that of a table whose runs it shows.
-        is_split: whether each block has a plot of its own.
-        late: names of the blocks that are drawn as the second half of a stream.
-        swaps: which of two targets decodes each part of the stream, in parts of equal length; empty for one target.
-    """
-
-    number: int
-    title: str
-    blocks: tuple[PaperBlock, ...]
-    remark: str
-    curve: CurveKind
-    folder: str
-    is_split: bool = False
-    late: frozenset[str] = frozenset()
+    number: int  # in the paper
+    title: str  # what it shows
+    blocks: tuple[PaperBlock, ...]  # its parts
+    remark: str  # what the paper states
+    curve: CurveKind  # what is drawn for each arm
+    folder: str  # of the runs, below `runs/`; that of a table whose runs it shows
+    is_split: bool = False  # whether each block has a plot of its own
+    late: frozenset[str] = frozenset()  # names of the blocks that are drawn as the second half of a stream
+    # which of two targets decodes each part of the stream, in parts of equal length; empty for one target
     swaps: tuple[int, ...] = ()
 
 

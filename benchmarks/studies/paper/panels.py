@@ -16,65 +16,38 @@ PANELS = "panels.json"
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, or one mark per category.
+    """One curve, or one mark per category."""
 
-    Attributes:
-        name: in the legend.
-        values: y of a curve by `at`; of categories the mark of each, None where there is none.
-        at: x of a curve, in rising order; empty for categories.
-        errors: standard errors of the values; None for a single seed.
-        is_paper: whether the values are the paper's.
-    """
-
-    name: str
-    values: Sequence[float | None]
-    at: Sequence[float] = ()
-    errors: Sequence[float | None] | None = None
-    is_paper: bool = False
+    name: str  # in the legend
+    values: Sequence[float | None]  # y of a curve by `at`; of categories the mark of each, None where there is none
+    at: Sequence[float] = ()  # x of a curve, in rising order; empty for categories
+    errors: Sequence[float | None] | None = None  # standard errors of the values; None for a single seed
+    is_paper: bool = False  # whether the values are the paper's
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot.
+    """One plot."""
 
-    Attributes:
-        title: above it.
-        value: label of the values' axis.
-        series: what it shows.
-        across: label of the other axis of curves.
-        categories: names, if it has one mark per category.
-        marks: what happened at which x of the curves.
-        is_logarithmic: whether both axes are logarithmic.
-    """
-
-    title: str
-    value: str
-    series: Sequence[Series]
-    across: str = ""
-    categories: Sequence[str] = ()
-    marks: Mapping[str, float] | None = None
-    is_logarithmic: bool = False
+    title: str  # above it
+    value: str  # label of the values' axis
+    series: Sequence[Series]  # what it shows
+    across: str = ""  # label of the other axis of curves
+    categories: Sequence[str] = ()  # names, if it has one mark per category
+    marks: Mapping[str, float] | None = None  # what happened at which x of the curves
+    is_logarithmic: bool = False  # whether both axes are logarithmic
 
 
 @dataclass(frozen=True)
 class PlotFile:
-    """All panels of a table or figure, and how they were measured.
+    """All panels of a table or figure, and how they were measured."""
 
-    Attributes:
-        title: such as `Table 1: losses on four tasks`.
-        remark: how to read it.
-        command: that measured it.
-        date: when, as `2026-11-23`.
-        panels: the plots.
-        measured: models, numbers of prompts and seeds; a sentence each.
-    """
-
-    title: str
-    remark: str
-    command: str
-    date: str
-    panels: Sequence[Panel]
-    measured: Sequence[str] = ()
+    title: str  # such as `Table 1: losses on four tasks`
+    remark: str  # how to read it
+    command: str  # that measured it
+    date: str  # when, as `2026-11-23`
+    panels: Sequence[Panel]  # the plots
+    measured: Sequence[str] = ()  # models, numbers of prompts and seeds; a sentence each
 
     def write(self, folder: Path, name: str) -> Path:
         """Write the file of panels `NAME-panels.json` into the folder of the runs, atomically, and return its path."""

@@ -20,17 +20,11 @@ POINTS = 8  # of a curve in a table
 
 @dataclass(frozen=True)
 class BlockResults:
-    """The results of one block of a table.
+    """The results of one block of a table."""
 
-    Attributes:
-        block: what was compared.
-        plan: how it was run.
-        by_target: results of each target, in the order of the plan.
-    """
-
-    block: PaperBlock
-    plan: StudyPlan
-    by_target: Sequence[Results]
+    block: PaperBlock  # what was compared
+    plan: StudyPlan  # how it was run
+    by_target: Sequence[Results]  # results of each target, in the order of the plan
 
 
 def make_sections(blocks: Sequence[BlockResults]) -> list[Section]:

@@ -34,19 +34,12 @@ NO_STEP = 1e-30
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper.
+    """A table of the paper."""
 
-    Attributes:
-        number: in the paper; `lora` for its sweep over the ranks of adapters.
-        title: what it compares.
-        blocks: its parts, in the order of the page.
-        remark: how to read the paper's numbers next to ours.
-    """
-
-    number: str
-    title: str
-    blocks: tuple[PaperBlock, ...]
-    remark: str
+    number: str  # in the paper; `lora` for its sweep over the ranks of adapters
+    title: str  # what it compares
+    blocks: tuple[PaperBlock, ...]  # its parts, in the order of the page
+    remark: str  # how to read the paper's numbers next to ours
 
 
 _CLOSED_FORM = {"learn.loss": "trie", "learn.method": "least-squares"}
