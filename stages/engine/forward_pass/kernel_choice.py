@@ -2,13 +2,12 @@
 
 On a CPU a matrix times one row is bound by reading the weights, times several rows by the layout of the weights:
 oneDNN's packed layout is fast for both, the dense layout only if the weights fit the cache. The faster one differs
-between machines and sizes, so it is measured. Codes of four bits are the fastest for few rows: for more, unpacking
-them for each row takes longer than reading larger numbers, so the same weights are also there in 16 bits.
+between machines and sizes, so it is measured.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -18,9 +17,7 @@ from torch import Tensor, nn
 from stages.engine.forward_pass.kernels import (
     KINDS,
     MANY_ROWS,
-    ByRowsLinear,
     HalfLinear,
-    Int4Linear,
     Kernel,
     KindsByRows,
     NeverAloneLinear,
@@ -29,11 +26,9 @@ from stages.engine.forward_pass.kernels import (
     keeps_bits_in_half,
     make_in_type,
     make_kernel,
-    make_many,
 )
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.quantisation.groups import GroupedMatrix, join_groups
-from stages.engine.quantisation.modules import FORMATS, find_groups
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of rows at which two kernels are compared
 REPEATS = 15
@@ -61,56 +56,20 @@ def pick_fastest(weight_OI: Tensor, rows: int, measurements: Measurements) -> st
     return kind
 
 
-def pick_layout_of_codes(groups: GroupedMatrix, measurements: Measurements) -> tuple[str, int]:
-    """Return the faster layout for many rows of a matrix of this shape, and the number of rows from which on it is
-    faster than codes; 1: always.
-
-    The layouts are `float16` (`HalfLinear`) and `bfloat16`, of the weights that the kernel for codes computes with.
-    """
-    key = [list(groups.codes_OI.shape), groups.planes, list(ROW_COUNTS)]
-    layout, many_from = measurements.get_or_measure("codes", key, lambda: _measure_codes(groups))
-    return str(layout), int(many_from)
-
-
-def _measure_codes(groups: GroupedMatrix) -> tuple[str, int]:
-    weight_OI = groups.round_as_kernel()
-    layouts = ["float16", "bfloat16"] if can_halve(weight_OI) else ["bfloat16"]
-    copies = range(_count_copies(2 * weight_OI.numel()))
-    kernels: dict[str, list[Kernel]] = {"codes": [Int4Linear(groups, None) for _ in copies]}
-    for layout in layouts:
-        kernels[layout] = [make_many(layout, weight_OI.clone(), None, torch.float32) for _ in copies]
-    seconds = [_time_kernels(kernels, torch.ones(rows, weight_OI.shape[1])) for rows in ROW_COUNTS]
-    layout = min(layouts, key=lambda kind: seconds[ROW_COUNTS.index(MANY_ROWS)][kind])
-    first = 1 + max((place for place, found in enumerate(seconds) if found["codes"] < found[layout]), default=-1)
-    return layout, ROW_COUNTS[first] if first < len(ROW_COUNTS) else 2 * ROW_COUNTS[-1]
-
-
 def _measure(weight_OI: Tensor, rows: int) -> str:
-    """Time both kinds; return the kind of the fastest run."""
-    copies = _count_copies(weight_OI.numel() * weight_OI.element_size())
-    x_NI = torch.ones(
-        rows, weight_OI.shape[1], dtype=weight_OI.dtype
-    )  # random inputs would advance the generator of the run
-    kernels = {kind: [KINDS[kind](weight_OI.clone(), None) for _ in range(copies)] for kind in ("plain", "packed")}
-    seconds = _time_kernels(kernels, x_NI)
-    return min(seconds, key=lambda kind: seconds[kind])
-
-
-def _count_copies(size: int) -> int:
-    """Return how many copies of weights of that many bytes do not fit the cache together, but 8 at most."""
-    return max(1, min(8, CACHED_BYTES // size))
-
-
-def _time_kernels(kernels: Mapping[str, Sequence[Kernel]], x_NI: Tensor) -> dict[str, float]:
-    """Time all kinds in turn, each over its copies; return the seconds of the fastest run of each."""
+    """Time both kinds in turn, each over copies that do not fit the cache together; return that of the fastest run."""
+    copies = range(max(1, min(8, CACHED_BYTES // (weight_OI.numel() * weight_OI.element_size()))))
+    # random inputs would advance the generator of the run
+    x_NI = torch.ones(rows, weight_OI.shape[1], dtype=weight_OI.dtype)
+    kernels = {kind: [KINDS[kind](weight_OI.clone(), None) for _ in copies] for kind in ("plain", "packed")}
     seconds = dict.fromkeys(kernels, float("inf"))
     for _ in range(REPEATS):
-        for kind, ones in kernels.items():
+        for kind, copied in kernels.items():
             started = perf_counter()
-            for one in ones:
-                one(x_NI)
+            for kernel in copied:
+                kernel(x_NI)
             seconds[kind] = min(seconds[kind], perf_counter() - started)
-    return seconds
+    return min(seconds, key=lambda kind: seconds[kind])
 
 
 @dataclass(frozen=True)
@@ -134,20 +93,23 @@ def join_matrices(parts: Sequence[Matrix]) -> Matrix:
     return Matrix(weight_OI, torch.cat(biases) if biases else None, join_groups([part.groups for part in parts]))
 
 
+def read_matrix(linear: nn.Linear) -> Matrix:
+    """Return the matrix of a module."""
+    return Matrix(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+
+
 class KernelMaker:
     """Makes the kernels of a model's matrices in one format, each of the kind that was measured to be the fastest.
 
     Args:
         weights: format: `fastest` keeps the type of the weights; `float32` and `bfloat16` compute in that type; `int8`
-            and `int4` quantise; `plain` and `packed` name one kind.
+            quantises; `plain` and `packed` name one kind.
         batch_invariant: whether a matrix has the same kernel for all numbers of rows.
-        quantise: whether `int4` quantises weights that have no codes. Otherwise they are computed in float16.
         measurements: store of the measured choices.
     """
 
-    def __init__(self, weights: str, *, batch_invariant: bool, quantise: bool, measurements: Measurements) -> None:
-        self._weights, self._batch_invariant, self._quantise = weights, batch_invariant, quantise
-        self._measurements = measurements
+    def __init__(self, weights: str, *, batch_invariant: bool, measurements: Measurements) -> None:
+        self._weights, self._batch_invariant, self._measurements = weights, batch_invariant, measurements
         self._kinds: dict[tuple[object, ...], KindsByRows] = {}  # by shape and type
         self._used: set[str] = set()
 
@@ -155,19 +117,9 @@ class KernelMaker:
         """Return the kinds of all kernels made so far."""
         return "/".join(sorted(self._used))
 
-    def read(self, linear: nn.Linear, *, codes: bool = True) -> Matrix:
-        """Return the matrix of a module, with its codes if the format uses them and they are wanted."""
-        weight_OI, bias_O = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        groups = find_groups(linear, quantise=self._quantise) if codes and self._weights == "int4" else None
-        return Matrix(weight_OI, bias_O, groups if groups is not None and groups.has_kernel else None)
-
     def make(self, matrix: Matrix) -> Kernel:
         """Make the kernel of a matrix."""
         weight_OI, bias_O = matrix.weight_OI, matrix.bias_O
-        if self._weights == "int4":
-            if matrix.groups is not None:
-                return self._make_from_codes(matrix.groups, bias_O, weight_OI.dtype)
-            return self._make_precise(matrix)
         if self._weights in ("fastest", "float32", "bfloat16"):
             dtype = getattr(torch, self._weights, weight_OI.dtype)
             return self._make_in_type(weight_OI.to(dtype), bias_O, weight_OI.dtype)
@@ -176,12 +128,10 @@ class KernelMaker:
 
     def make_output(self, matrix: Matrix) -> Kernel:
         """Make the kernel of an output layer. Its logits are not rounded to bfloat16 on the way: the two best tokens
-        are often closer than that.
+        are often closer than that. Its weights are in float16 then, if possible, or in their own type.
         """
-        return self._make_precise(matrix) if self._weights in FORMATS else self.make(matrix)
-
-    def _make_precise(self, matrix: Matrix) -> Kernel:
-        """Make a kernel that rounds neither inputs nor sums: weights in float16 if possible, or in their own type."""
+        if self._weights != "bfloat16":
+            return self.make(matrix)
         halves = can_halve(matrix.weight_OI) and (keeps_bits_in_half() or not self._batch_invariant)
         if not halves:
             return self._make_in_type(matrix.weight_OI, matrix.bias_O, matrix.weight_OI.dtype)
@@ -205,16 +155,6 @@ class KernelMaker:
             return pick_kinds(weight_OI, self._measurements)
         kind = "packed" if can_pack(weight_OI) else "plain"
         return KindsByRows(kind, kind)
-
-    def _make_from_codes(self, groups: GroupedMatrix, bias_O: Tensor | None, inputs: torch.dtype) -> Kernel:
-        """Make the kernel for codes for few rows, and one of the same weights for more."""
-        if self._batch_invariant:
-            self._used.add("int4")
-            return Int4Linear(groups, bias_O)
-        layout, many_from = pick_layout_of_codes(groups, self._measurements)
-        self._used |= {layout} if many_from == 1 else {"int4", layout}
-        many = make_many(layout, groups.round_as_kernel(), bias_O, inputs)
-        return many if many_from == 1 else ByRowsLinear(Int4Linear(groups, bias_O), many, many_from)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,6 +1,6 @@
-"""Kernels of one linear layer: dense, packed by oneDNN, in eight bits, in codes of four bits, in 16 bits.
+"""Kernels of one linear layer: dense, packed by oneDNN, in eight bits, in 16 bits.
 
-Shapes: N rows, I inputs, O outputs, G groups of inputs, R inputs that are rotated together.
+Shapes: N rows, I inputs, O outputs, R inputs that are rotated together.
 """
 
 import math
@@ -12,10 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from stages.engine.quantisation.groups import GROUP, GroupedMatrix
-
 MANY_ROWS = 8  # number of rows that stands for several, in packing and in measurements
-OUTPUTS = 16  # the kernel for four bits wants a multiple of it
 ROTATED = 64  # neighbouring inputs that are rotated together in eight bits, at most
 
 
@@ -111,29 +108,6 @@ def make_hadamard(size: int) -> Tensor:
     return signs_RR
 
 
-class Int4Linear(Kernel):
-    """Codes in groups of 32, inputs in bfloat16, sums in float32, outputs rounded to bfloat16.
-
-    Every output is a sum in the order of the inputs, whatever the number of rows: a row has the same outputs in every
-    batch. CPU only.
-    """
-
-    def __init__(self, groups: GroupedMatrix, bias_O: Tensor | None) -> None:
-        codes_OJ, both_GO2 = groups.split_planes()
-        self._outputs, self._bias_O, self._planes = len(codes_OJ), bias_O, groups.planes
-        missing = -len(codes_OJ) % OUTPUTS
-        codes_OJ = functional.pad(codes_OJ, (0, 0, 0, missing)).to(torch.int32)
-        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_OJ, 2)
-        self._both_GO2 = functional.pad(both_GO2, (0, 0, 0, missing)).contiguous()
-
-    @override
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        inputs_NJ = x_NI.bfloat16().contiguous() if self._planes == 1 else x_NI.bfloat16().repeat(1, self._planes)
-        padded_NO = torch.ops.aten._weight_int4pack_mm_for_cpu(inputs_NJ, self._codes, GROUP, self._both_GO2)
-        outputs_NO: Tensor = padded_NO[:, : self._outputs].to(x_NI.dtype)
-        return outputs_NO if self._bias_O is None else outputs_NO + self._bias_O
-
-
 class InTypeLinear(Kernel):
     """A kernel whose weights have another type than the inputs: these are rounded to it, and the outputs come from it.
 
@@ -160,18 +134,16 @@ class HalfLinear(Kernel):
     Args:
         weight_OI: of any type.
         bias_O: in the type of the inputs.
-        rounds: whether inputs and outputs are rounded to bfloat16, as `Int4Linear` rounds them.
     """
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, rounds: bool = False) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI.float().contiguous(), None)
-        self._bias_O, self._rounds = bias_O, rounds
+        self._bias_O = bias_O
 
     @override
     def __call__(self, x_NI: Tensor) -> Tensor:
-        inputs_NI = (x_NI.bfloat16() if self._rounds else x_NI).float().contiguous()
-        sums_NO: Tensor = torch.ops.quantized.linear_dynamic_fp16(inputs_NI, self._packed)
-        outputs_NO = (sums_NO.bfloat16() if self._rounds else sums_NO).to(x_NI.dtype)
+        sums_NO: Tensor = torch.ops.quantized.linear_dynamic_fp16(x_NI.float().contiguous(), self._packed)
+        outputs_NO = sums_NO.to(x_NI.dtype)
         return outputs_NO if self._bias_O is None else outputs_NO.add_(self._bias_O)
 
 
@@ -241,19 +213,3 @@ def make_in_type(weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype, 
     if weight_OI.dtype == inputs:
         return make_kernel(weight_OI, bias_O, kinds)
     return InTypeLinear(make_kernel(weight_OI, None, kinds), weight_OI.dtype, bias_O)
-
-
-def make_many(layout: str, weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype) -> Kernel:
-    """Make the kernel of a layout for many rows. It rounds inputs and outputs to bfloat16, as that for codes does.
-
-    Args:
-        layout: `float16` or `bfloat16`.
-        weight_OI: in float32.
-        bias_O: in the type of the inputs.
-        inputs: their type.
-    """
-    if layout == "float16":
-        return HalfLinear(weight_OI, bias_O, rounds=True)
-    rounded_OI = weight_OI.bfloat16()
-    kind = "packed" if can_pack(rounded_OI) else "plain"
-    return make_in_type(rounded_OI, bias_O, inputs, KindsByRows(kind, kind))

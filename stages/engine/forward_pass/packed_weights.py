@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.forward_pass.kernel_choice import KernelMaker, Matrix, join_matrices
+from stages.engine.forward_pass.kernel_choice import KernelMaker, Matrix, join_matrices, read_matrix
 from stages.engine.forward_pass.kernels import Kernel
 from stages.engine.forward_pass.measurements import Measurements
-from stages.engine.quantisation.modules import has_groups
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
@@ -63,9 +62,7 @@ class PackedLlamaWeights:
     def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
         self.model, self._format, self._batch_invariant = model, weights, batch_invariant
         self.splits_tokens = batch_invariant  # see `_split_tokens`
-        self._kernels = KernelMaker(
-            weights, batch_invariant=batch_invariant, quantise=not has_groups(model), measurements=measurements
-        )
+        self._kernels = KernelMaker(weights, batch_invariant=batch_invariant, measurements=measurements)
         attention = model.model.layers[0].self_attn
         self.head_size: int = attention.head_dim
         self.heads: int = model.config.num_attention_heads
@@ -94,7 +91,7 @@ class PackedLlamaWeights:
         """Make the output layer, or its rows of these ids only. Not made in advance: a pruned forward needs no full
         one.
         """
-        matrix = self._kernels.read(self.model.lm_head, codes=False)
+        matrix = read_matrix(self.model.lm_head)
         return self._kernels.make_output(matrix if ids is None else matrix.take(ids))
 
     def rotations(self, positions_N: Tensor, longest: int) -> Tensor:
@@ -144,22 +141,22 @@ class PackedLlamaWeights:
 
     def _make_layer(self, layer: Any) -> Layer:
         attention, inner = layer.self_attn, layer.mlp
-        read, make = self._kernels.read, self._kernels.make
+        make = self._kernels.make
         turned = [self._interleave(attention.q_proj), self._interleave(attention.k_proj)]
         return Layer(
             layer.input_layernorm.weight,
-            make(join_matrices([*turned, read(attention.v_proj)])),
+            make(join_matrices([*turned, read_matrix(attention.v_proj)])),
             self._head_norm(attention, "q_norm"),
             self._head_norm(attention, "k_norm"),
-            make(read(attention.o_proj)),
+            make(read_matrix(attention.o_proj)),
             layer.post_attention_layernorm.weight,
-            make(join_matrices([read(inner.gate_proj), read(inner.up_proj)])),
-            make(read(inner.down_proj)),
+            make(join_matrices([read_matrix(inner.gate_proj), read_matrix(inner.up_proj)])),
+            make(read_matrix(inner.down_proj)),
         )
 
     def _interleave(self, projection: Any) -> Matrix:
         """Interleave the two halves of every head in weights and bias, so that rotated pairs are neighbours."""
-        matrix = self._kernels.read(projection)
+        matrix = read_matrix(projection)
         order = self._pairs.repeat(len(matrix.weight_OI) // self.head_size)
         return matrix.take(order + torch.arange(len(order), device=order.device) // self.head_size * self.head_size)
 

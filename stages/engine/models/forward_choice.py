@@ -14,7 +14,7 @@ from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.forward_pass.proof import ROUNDED, ROUNDED_IN_8_BITS, ROUNDED_IN_16_BITS, tolerance
 from stages.engine.forward_pass.slot_forward import SlotForward
-from stages.engine.quantisation.modules import CODE_FORMATS, ROUNDING, count_attached, drop_groups, has_groups
+from stages.engine.quantisation.modules import CODE_FORMATS, ROUNDING, drop_groups, has_groups
 from store.errors import ModelError
 
 # Formats that compute with the codes of a file where possible.
@@ -25,10 +25,7 @@ def choose_weights(model: Any) -> str:
     """Return the format of weights for `auto`: that of a quantised GGUF file if a forward pass computes with its codes,
     else `fastest`.
     """
-    if has_compiled_forward(model):
-        return "codes" if has_groups(model) else "fastest"
-    few, more = count_attached(model)
-    return "int4" if few > more and model.device.type == "cpu" and has_packed_forward(model) else "fastest"
+    return "codes" if has_compiled_forward(model) and has_groups(model) else "fastest"
 
 
 def can_pack(model: Any, weights: str) -> bool:
@@ -44,13 +41,13 @@ def pack_weights(model: Any, weights: str, measurements: Measurements, *, batch_
         weights, measurements, batch_invariant: as for `PackedLlamaWeights`.
 
     Raises:
-        ModelError: `codes` or `codes8` without the compiled forward.
+        ModelError: `codes`, `codes8` or `int4` without the compiled forward.
     """
     compiled = prefers_compiled_forward(model, weights, batch_invariant=batch_invariant)
-    if weights in CODE_FORMATS and not compiled:
+    if weights in ROUNDED_INPUTS and not compiled:
         raise ModelError(
-            "weights in codes need the compiled forward pass (Llama-like models in float32 on a CPU, with heads of a "
-            "multiple of 16 numbers); try weights = 'fastest'"
+            f"weights in {weights} need the compiled forward pass (Llama-like models in float32 on a CPU, with heads "
+            "of a multiple of 16 numbers); try weights = 'fastest'"
         )
     made = CompiledLlamaWeights if compiled else PackedLlamaWeights
     return made(model, weights, measurements, batch_invariant=batch_invariant)
@@ -70,7 +67,7 @@ def limit_of(weights: str, packed: PackedLlamaWeights | None, model: Any) -> flo
     return ROUNDED_IN_8_BITS if ROUNDED_INPUTS[weights] == 8 else ROUNDED_IN_16_BITS
 
 
-def keep_useful_codes(model: Any, weights: str) -> None:
-    """Drop the codes that a file came with where no forward pass of this format computes with them."""
-    if weights in ("fastest", "float32") and not has_compiled_forward(model):
+def drop_useless_codes(model: Any) -> None:
+    """Drop the codes that a file came with where no forward pass computes with them."""
+    if not has_compiled_forward(model):
         drop_groups(model)

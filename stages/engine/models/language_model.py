@@ -37,7 +37,7 @@ from stages.engine.models.forward_choice import (
     CODES,
     can_pack,
     choose_weights,
-    keep_useful_codes,
+    drop_useless_codes,
     make_forward,
     pack_weights,
 )
@@ -396,7 +396,7 @@ def load_model(
         ModelError: no model was found, or the hub cannot be reached.
     """
     model = load_causal_model(source, dtype, device, codes=weights in CODES)
-    keep_useful_codes(model, weights)
+    drop_useless_codes(model)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
 
 

@@ -3,11 +3,7 @@
 A weight is `scale * code + minimum`. So are the weights of GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0, in
 groups of 16 those of Q2_K, Q3_K and Q6_K, and those of a matrix that is quantised here.
 
-torch's kernel for four bits, for groups of 32, computes with a scale and a zero per group in bfloat16: a weight is
-`scale * (code - 8) + zero`. Codes of more than four bits are divided into two planes of four bits, high and low: the
-kernel reads them as one matrix with twice the inputs.
-
-Shapes: O outputs, I inputs, G groups of an output, J inputs of all planes.
+Shapes: O outputs, I inputs, G groups of an output.
 """
 
 from collections.abc import Sequence
@@ -17,7 +13,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # inputs of a group, of most matrices
-MIDDLE = 8  # the code of a plane that the kernel multiplies as 0
+MIDDLE = 8  # the code of four bits in the middle of the range
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # ranges that are tried for a group, as shares of the range of its weights
 SMALLEST = 1e-30  # a scale that can be divided by
 
@@ -36,8 +32,8 @@ class GroupedMatrix:
     def quantise(cls, weight_OI: Tensor) -> "GroupedMatrix":
         """Quantise a matrix to four bits.
 
-        Of a few ranges, each group has the one with the smallest squared error. Scales and zeros are numbers of
-        bfloat16, so that the kernel computes with these weights and no others.
+        Of a few ranges, each group has the one with the smallest squared error. Scales and the weights in the middle
+        are numbers of bfloat16.
 
         Args:
             weight_OI: its number of inputs is divisible by `GROUP`.
@@ -76,50 +72,6 @@ class GroupedMatrix:
     def size(self) -> int:
         """Number of inputs of a group."""
         return self.codes_OI.shape[1] // self.scale_OG.shape[1]
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether torch's kernel for four bits multiplies it."""
-        return self.size == GROUP
-
-    @property
-    def planes(self) -> int:
-        """Number of planes of four bits."""
-        return 1 if self.bits <= 4 else 2
-
-    def split_planes(self) -> tuple[Tensor, Tensor]:
-        """Return the codes of all planes (O, J), the high ones first, and the kernel's scales and zeros (G, O, 2).
-
-        The rounding of a scale is an error in proportion to the code. The zero is chosen such that the code in the
-        middle of the range has none, or that of the zero's own rounding.
-        """
-        scale_OG, middle_OG = self.scale_OG.bfloat16().float(), self._find_middle()
-        if self.planes == 1:
-            zeros, codes_OJ, scales = [middle_OG], self.codes_OI, [scale_OG]
-        else:
-            codes_OJ = torch.cat([self.codes_OI >> 4, self.codes_OI & 15], dim=1)
-            whole_OG = middle_OG + (17 * MIDDLE - self._middle) * scale_OG
-            high_OG = whole_OG.bfloat16().float()
-            zeros, scales = [high_OG, whole_OG - high_OG], [16 * scale_OG, scale_OG]
-        both_GO2 = torch.stack([torch.cat(scales, dim=1).t(), torch.cat(zeros, dim=1).t()], dim=2)
-        return codes_OJ, both_GO2.bfloat16().contiguous()
-
-    def round_as_kernel(self) -> Tensor:
-        """Return the weights that the kernel for four bits computes with, in float32 (O, I)."""
-        codes_OJ, both_GO2 = self.split_planes()
-        scale_OG, zero_OG = both_GO2.float().permute(2, 1, 0)
-        steps_OGX = codes_OJ.unflatten(1, (-1, GROUP)).float() - MIDDLE
-        weight_OJ = (steps_OGX * scale_OG[..., None] + zero_OG[..., None]).flatten(1)
-        weight_OI: Tensor = weight_OJ.unflatten(1, (self.planes, -1)).sum(1)
-        return weight_OI
-
-    @property
-    def _middle(self) -> int:
-        return 1 << (self.bits - 1)
-
-    def _find_middle(self) -> Tensor:
-        """Return, per group (O, G), the weight of the code in the middle of the range."""
-        return self._middle * self.scale_OG + self.minimum_OG
 
 
 def join_groups(parts: Sequence[GroupedMatrix | None]) -> GroupedMatrix | None:

@@ -23,15 +23,6 @@ def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
     linear.__dict__[_NAME] = groups
 
 
-def count_attached(model: Any) -> tuple[int, int]:
-    """Return the numbers of weights in linear modules that torch multiplies as codes of four bits, and of others."""
-    found = [0, 0]
-    for linear in _find_linears(model):
-        groups = linear.__dict__.get(_NAME)
-        found[groups is None or groups.bits > 4 or not groups.has_kernel] += linear.weight.numel()
-    return found[0], found[1]
-
-
 def mean_bytes(model: Any, weights: str) -> float:
     """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
     found = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]

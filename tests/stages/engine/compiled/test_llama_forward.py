@@ -244,8 +244,8 @@ def test_models_that_it_does_not_support_have_another_forward():
         assert isinstance(model.forward_pass, PackedLlamaForward)
     shorter = model_of(CONFIGS["qwen3"]).model.bfloat16()
     assert not has_compiled_forward(shorter)
-    for weights in ("codes", "codes8"):
-        with pytest.raises(ModelError, match="weights in codes need the compiled forward pass"):
+    for weights in ("codes", "codes8", "int4"):
+        with pytest.raises(ModelError, match=f"weights in {weights} need the compiled forward pass"):
             model_of(narrow, weights).prove_forward()
 
 

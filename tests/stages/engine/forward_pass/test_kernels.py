@@ -1,6 +1,5 @@
 """Linear kernels: the same numbers whichever computes them, and eight bits that do not depend on company."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,33 +9,29 @@ from torch.nn import functional
 
 from stages.engine.forward_pass import kernel_choice
 from stages.engine.forward_pass.kernel_choice import (
-    ROW_COUNTS,
     KernelMaker,
     Matrix,
     join_matrices,
     pick_fastest,
     pick_kinds,
-    pick_layout_of_codes,
+    read_matrix,
 )
 from stages.engine.forward_pass.kernels import (
     KINDS,
     ByRowsLinear,
     DenseLinear,
     HalfLinear,
-    Int4Linear,
     Int8Linear,
     InTypeLinear,
-    Kernel,
     KindsByRows,
     PackedLinear,
     can_halve,
     keeps_bits_in_half,
     make_hadamard,
     make_kernel,
-    make_many,
 )
 from stages.engine.forward_pass.measurements import Measurements
-from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+from stages.engine.quantisation.groups import GroupedMatrix
 
 halves = pytest.mark.skipif(not can_halve(torch.ones(1)), reason="this processor has no kernel for float16")
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -170,48 +165,9 @@ def test_measuring_names_the_faster_kind(monkeypatch: pytest.MonkeyPatch):
         assert kernel_choice._measure(weights()[0], 3) == faster
 
 
-def eight_bits(outputs: int, width: int) -> GroupedMatrix:
-    """Codes of eight bits, as GGUF's Q8_0 has them."""
-    generator = torch.Generator().manual_seed(2)
-    codes_OI = torch.randint(0, 256, (outputs, width), generator=generator, dtype=torch.uint8)
-    scale_OG = torch.rand(outputs, width // GROUP, generator=generator).half().float()
-    return GroupedMatrix(codes_OI, scale_OG, -128 * scale_OG, 8)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 2, 5, 33])
-@pytest.mark.parametrize("outputs", [64, 50])  # the second is no multiple of what the kernel wants
-def test_codes_give_the_product_with_dequantised_weights_up_to_bfloat16(outputs: int, rows: int, bits: int):
-    """Inputs, scales and zeros, and outputs are rounded to eight bits: each by 2^-8 at most."""
-    weight_OI, bias_O = weights(outputs, 256)
-    groups = GroupedMatrix.quantise(weight_OI) if bits == 4 else eight_bits(outputs, 256)
-    x_NI, half = inputs(rows, 256), 2.0**-8
-    want_NO = functional.linear(x_NI, groups.dequantise())
-    found_NO = Int4Linear(groups, bias_O)(x_NI) - bias_O
-    middle = 1 << (groups.bits - 1)
-    steps_OGX = groups.codes_OI.unflatten(1, (-1, GROUP)).float() - middle
-    middle_OG1 = (groups.minimum_OG + middle * groups.scale_OG)[..., None]
-    sizes_OI = ((steps_OGX * groups.scale_OG[..., None]).abs() + middle_OG1.abs()).flatten(1)
-    bound_NO = 2.01 * half * functional.linear(x_NI.abs(), sizes_OI) + 1.01 * half * want_NO.abs() + 1e-4
-    assert found_NO.shape == (rows, outputs)
-    assert ((found_NO - want_NO).abs() <= bound_NO).all()
-    assert (found_NO - want_NO).square().mean().sqrt() < 0.01 * want_NO.square().mean().sqrt()
-    assert not ((Int4Linear(groups.take(torch.arange(outputs).flip(0)), None)(x_NI) - want_NO).abs() <= bound_NO).all()
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_codes_give_a_row_the_same_outputs_in_every_batch(bits: int):
-    groups = GroupedMatrix.quantise(weights(64, 256)[0]) if bits == 4 else eight_bits(64, 256)
-    kernel, x_NI = Int4Linear(groups, None), inputs(40, 256)
-    alone = torch.cat([kernel(x_NI[row : row + 1]) for row in range(40)])
-    for rows in (2, 3, 4, 5, 7, 16, 40):
-        assert torch.equal(kernel(x_NI[:rows]), alone[:rows])
-
-
 def maker(weights_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: bool) -> KernelMaker:
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    given = {"batch_invariant": False, "quantise": True} | options
-    return KernelMaker(weights_format, measurements=Measurements(), **given)
+    return KernelMaker(weights_format, measurements=Measurements(), **{"batch_invariant": False} | options)
 
 
 def module_of(outputs: int = 48, width: int = 64) -> nn.Linear:
@@ -242,36 +198,8 @@ def test_weights_beyond_the_range_of_half_precision_are_not_put_into_it():
     assert not can_halve(torch.ones(1, device="meta"))
 
 
-@pytest.mark.parametrize("layout", [pytest.param("float16", marks=halves), "bfloat16"])
-def test_many_rows_have_the_outputs_of_few_but_for_the_last_bit(layout: str):
-    """The weights, and what is rounded, are the same; the order of the sums may be another."""
-    groups = GroupedMatrix.quantise(weights(64, 256)[0])
-    many = make_many(layout, groups.round_as_kernel(), None, torch.float32)
-    with torch.inference_mode():
-        few_NO, many_NO = Int4Linear(groups, None)(inputs(12, 256)), many(inputs(12, 256))
-    assert torch.equal(many_NO.bfloat16().float(), many_NO)
-    torch.testing.assert_close(many_NO, few_NO, atol=0.3, rtol=2**-6)
-    if layout == "float16":
-        assert (many_NO == few_NO).float().mean() > 0.9
-
-
-@pytest.mark.parametrize("layout", [pytest.param("float16", marks=halves), "bfloat16"])
-def test_few_rows_are_multiplied_by_codes_and_many_by_the_same_weights(layout: str, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: (layout, 3))
-    made = maker("int4", tmp_path, monkeypatch)
-    kernel = made.make(made.read(module_of()))
-    groups, bias_O = GroupedMatrix.quantise(weights(48, 64)[0]), weights(48, 64)[1]
-    few, many = Int4Linear(groups, bias_O), make_many(layout, groups.round_as_kernel(), bias_O, torch.float32)
-    with torch.inference_mode():
-        for rows, own in ((1, few), (2, few), (3, many), (40, many)):
-            assert torch.equal(kernel(inputs(rows, 64)), own(inputs(rows, 64)))
-    assert made.describe() == "/".join(sorted(("int4", layout)))
-
-
-@pytest.mark.parametrize("weights_format", ["int4", "bfloat16"])
-def test_an_output_layer_is_neither_quantised_nor_are_its_sums_rounded(weights_format: str, tmp_path, monkeypatch):
-    made = maker(weights_format, tmp_path, monkeypatch)
-    kernel = made.make_output(made.read(module_of(), codes=False))
+def test_the_sums_of_an_output_layer_are_not_rounded(tmp_path, monkeypatch):
+    kernel = maker("bfloat16", tmp_path, monkeypatch).make_output(read_matrix(module_of()))
     with torch.inference_mode():
         want_NO = functional.linear(inputs(3, 64), *weights(48, 64))
         torch.testing.assert_close(kernel(inputs(3, 64)), want_NO, atol=0.01, rtol=2**-11)
@@ -279,50 +207,29 @@ def test_an_output_layer_is_neither_quantised_nor_are_its_sums_rounded(weights_f
 
 
 @packs
-@pytest.mark.parametrize("weights_format", ["float32", "int4"])
+@pytest.mark.parametrize("weights_format", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layer", ["make", "make_output"])
 def test_batch_invariant_gives_a_row_the_same_outputs_in_every_batch(
     weights_format: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Wide enough that a kernel may split the sum of a row; whatever the processor."""
     made = maker(weights_format, tmp_path, monkeypatch, batch_invariant=True)
-    matrix = made.read(module_of(96, 1536), codes=layer == "make")
-    kernel, x_NI = getattr(made, layer)(matrix), inputs(40, 1536)
+    kernel, x_NI = getattr(made, layer)(read_matrix(module_of(96, 1536))), inputs(40, 1536)
     alone_NO = torch.cat([kernel(row) for row in x_NI.split(1)])
     for rows in (2, 3, 7, 8, 17, 40):
         assert torch.equal(kernel(x_NI[:rows]), alone_NO[:rows])
 
 
 def test_batch_invariant_computes_all_numbers_of_rows(tmp_path, monkeypatch):
-    made = maker("int4", tmp_path, monkeypatch, batch_invariant=True)
-    assert isinstance(made.make(made.read(module_of())), Int4Linear)
-    assert made.describe() == "int4"
     made = maker("float32", tmp_path, monkeypatch, batch_invariant=True)
-    assert not isinstance(made.make(made.read(module_of())), ByRowsLinear)
-
-
-def test_where_codes_never_win_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: ("bfloat16", 1))
-    made = maker("int4", tmp_path, monkeypatch)
-    assert isinstance(made.make(made.read(module_of())), InTypeLinear)
-    assert made.describe() == "bfloat16"
-
-
-def test_matrices_without_codes_are_not_rounded_or_are_quantised(tmp_path, monkeypatch):
-    made = maker("int4", tmp_path, monkeypatch, quantise=False)
-    assert made.read(module_of()).groups is None
-    assert not isinstance(made.make(made.read(module_of())), InTypeLinear | ByRowsLinear)
-    assert maker("int4", tmp_path, monkeypatch).read(module_of()).groups is not None
-    assert maker("int4", tmp_path, monkeypatch).read(module_of(), codes=False).groups is None
-    assert maker("int4", tmp_path, monkeypatch).read(module_of(width=40)).groups is None
-    assert maker("bfloat16", tmp_path, monkeypatch).read(module_of()).groups is None
+    assert not isinstance(made.make(read_matrix(module_of())), ByRowsLinear)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights_format", ["float32", "bfloat16"])
 def test_a_type_of_its_own_is_that_of_the_product(weights_format: str, dtype: torch.dtype, tmp_path, monkeypatch):
     made, module = maker(weights_format, tmp_path, monkeypatch), module_of().to(dtype)
-    kernel = made.make(made.read(module))
+    kernel = made.make(read_matrix(module))
     x_NI = inputs(3, 64).to(dtype)
     with torch.inference_mode():
         own = torch.float32 if weights_format == "float32" else torch.bfloat16
@@ -346,31 +253,3 @@ def test_joined_and_taken_matrices_keep_their_codes_and_biases():
     assert taken.groups is not None
     assert torch.equal(taken.groups.dequantise(), groups.dequantise()[order])
     assert join_matrices([matrix, Matrix(*weights(48, 64))]).groups is None
-
-
-@pytest.mark.parametrize(
-    ("wins", "many_from"),
-    [((), 1), ((1, 2, 3, 4), 6), ((1, 3), 4), (ROW_COUNTS, 2 * ROW_COUNTS[-1])],
-)
-def test_another_layout_begins_after_the_last_number_of_rows_at_which_codes_win(
-    wins: tuple[int, ...], many_from: int, tmp_path, monkeypatch
-):
-    """By a clock that goes only while a kernel computes."""
-    now = [0.0]
-
-    def taking(seconds: float, at_wins: float) -> Callable[[Kernel, torch.Tensor], torch.Tensor]:
-        def call(_: Kernel, x_NI: torch.Tensor) -> torch.Tensor:
-            now[0] += at_wins if len(x_NI) in wins else seconds
-            return x_NI
-
-        return call
-
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(Int4Linear, "__call__", taking(3, 1))
-    monkeypatch.setattr(InTypeLinear, "__call__", taking(2, 2))
-    monkeypatch.setattr(HalfLinear, "__call__", taking(2.5, 2.5))
-    groups = GroupedMatrix.quantise(weights(48, 64)[0])
-    assert pick_layout_of_codes(groups, Measurements()) == ("bfloat16", many_from)
-    monkeypatch.setattr(Int4Linear, "__call__", taking(0, 0))
-    assert pick_layout_of_codes(groups, Measurements()) == ("bfloat16", many_from), "measured once"

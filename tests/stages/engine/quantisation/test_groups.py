@@ -1,4 +1,4 @@
-"""Codes in groups: what is quantised, divided into planes, joined, and read from the blocks of GGUF files."""
+"""Codes in groups: what is quantised, joined, and read from the blocks of GGUF files."""
 
 from dataclasses import replace
 
@@ -12,7 +12,6 @@ from stages.engine.checkpoints.gguf_blocks import read_groups
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix, join_groups
 from stages.engine.quantisation.modules import (
     attach_groups,
-    count_attached,
     find_groups,
     has_groups,
     mean_bytes,
@@ -53,7 +52,6 @@ def test_blocks_are_read_bit_for_bit(kind: str):
     assert groups is not None
     assert groups.bits == {**KINDS, **OF_16}[kind]
     assert groups.size == (16 if kind in OF_16 else GROUP)
-    assert groups.has_kernel == (kind in KINDS)
     assert int(groups.codes_OI.max()) == 2**groups.bits - 1
     expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
     assert torch.equal(groups.dequantise(), torch.from_numpy(expected))
@@ -64,38 +62,12 @@ def test_other_types_have_no_groups(kind: str):
     assert read_groups(kind, np.zeros((4, 840), dtype=np.uint8)) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_s_weights_differ_by_the_rounding_of_scale_and_zero_alone(kind: str):
-    groups = read_groups(kind, blocks_of(kind))
-    assert groups is not None
-    middle = 1 << (groups.bits - 1)
-    steps_OGX = groups.codes_OI.unflatten(1, (-1, GROUP)).float() - middle
-    middle_OG1 = (groups.minimum_OG + middle * groups.scale_OG)[..., None]
-    bound_OGX = HALF * ((steps_OGX * groups.scale_OG[..., None]).abs() + middle_OG1.abs())
-    error_OI = (groups.round_as_kernel() - groups.dequantise()).abs()
-    assert (error_OI <= 1.001 * bound_OGX.flatten(1) + 1e-6).all()
-    assert error_OI.max() > 0, "float16 has three bits more than bfloat16"
-
-
-def test_planes_of_four_bits_are_the_codes():
-    groups = read_groups("Q8_0", blocks_of("Q8_0"))
-    assert groups is not None
-    codes_OJ, both_GO2 = groups.split_planes()
-    assert groups.planes == 2
-    assert int(codes_OJ.max()) <= 15
-    high_OI, low_OI = codes_OJ.chunk(2, dim=1)
-    assert torch.equal(16 * high_OI + low_OI, groups.codes_OI)
-    assert both_GO2.shape == (2 * INPUTS // GROUP, OUTPUTS, 2)
-    assert (groups.round_as_kernel()[groups.codes_OI == 128] == 0).all(), "what the file holds as 0 stays 0"
-
-
-def test_quantised_weights_are_near_and_those_of_the_kernel():
+def test_quantised_weights_are_near():
     weight_OI = weights()
     groups = GroupedMatrix.quantise(weight_OI)
     assert groups.bits == 4
     error = (groups.dequantise() - weight_OI).square().mean().sqrt() / weight_OI.square().mean().sqrt()
     assert 0.01 < error < 0.09
-    torch.testing.assert_close(groups.round_as_kernel(), groups.dequantise(), rtol=1e-6, atol=1e-7)
 
 
 def test_the_range_of_a_group_is_chosen_by_its_error():
@@ -151,16 +123,6 @@ def test_attached_codes_are_used_as_long_as_they_give_the_weight():
     assert (found.dequantise()[0, 0] - changed).abs() < (groups.dequantise()[0, 0] - changed).abs()
 
 
-def test_codes_without_a_kernel_are_counted_with_those_of_more_bits():
-    linear = nn.Linear(INPUTS, OUTPUTS)
-    weight = OUTPUTS * INPUTS
-    for kind, expected in {"Q4_0": (weight, 0), "Q8_0": (0, weight), "Q3_K": (0, weight)}.items():
-        groups = read_groups(kind, blocks_of(kind))
-        assert groups is not None
-        attach_groups(linear, groups)
-        assert count_attached(linear) == expected
-
-
 def test_the_bytes_of_a_weight_are_those_of_its_codes_in_formats_of_few_bits():
     model = Layers(linear_of(weights()), nn.Linear(INPUTS, OUTPUTS))
     model.dtype = torch.float32
@@ -197,6 +159,6 @@ def test_modules_compute_with_rounded_weights_only_inside(weights_format: str):
     with round_weights(model, weights_format):
         assert torch.equal(model[0].weight, rounded.get(weights_format, weights()))
         assert torch.equal(model[1].weight, before[1])
-        assert (has_groups(model), count_attached(model)[0] > 0) == ((weights_format == "int4",) * 2)
+        assert has_groups(model) == (weights_format == "int4")
     assert all(linear.weight is weight for linear, weight in zip(model, before, strict=True))
     assert not has_groups(model)

@@ -1,5 +1,5 @@
-"""A GGUF file of four bits in its own bits, where no forward pass is compiled: its codes, its logits, and its greedy
-text through the pipeline. `tests/stages/engine/compiled` has the compiled forward.
+"""Models of few bits: the codes of a GGUF file, and weights that are quantised when they are loaded. Most tests are of
+the packed forward; `tests/stages/engine/compiled` has the compiled one.
 """
 
 from collections import defaultdict
@@ -37,7 +37,12 @@ NEAR = 0.05  # standard deviations of the logits between two tokens; a near tie
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "four-bits"))
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "few-bits"))
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forward pass is compiled."""
     for name in ("has_compiled_forward", "prefers_compiled_forward"):
         monkeypatch.setattr(f"stages.engine.models.forward_choice.{name}", lambda *_, **__: False)
 
@@ -93,13 +98,21 @@ def test_every_matrix_has_the_codes_of_its_weight(files: dict[str, Path], kind: 
 
 
 def test_a_file_runs_in_its_own_bits_by_default(files: dict[str, Path], folder: Path):
-    chosen = {name: load_model(str(path), "float32", "cpu", "auto").weights for name, path in files.items()}
-    assert chosen == {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "fastest"}
+    assert {load_model(str(path), "float32", "cpu", "auto").weights for path in files.values()} == {"codes"}
     assert load_model(str(folder), "float32", "cpu", "auto").weights == "fastest"
     assert load_model(str(files["Q4_1"]), "float32", "cpu", "fastest").weights == "fastest"
 
 
-@pytest.mark.parametrize("weights", ["auto", "fastest", "float32", "bfloat16", "int8", "int4"])
+@pytest.mark.usefixtures("packed")
+def test_own_bits_need_the_compiled_forward(files: dict[str, Path]):
+    assert load_model(str(files["Q4_0"]), "float32", "cpu", "auto").weights == "fastest"
+    for weights in ("codes", "codes8", "int4"):
+        with pytest.raises(ModelError, match=f"weights in {weights} need the compiled forward pass"):
+            load_model(str(files["Q4_0"]), "float32", "cpu", weights).prove_forward()
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("weights", ["fastest", "float32", "bfloat16", "int8"])
 def test_every_format_is_proved_and_is_another_model_where_it_rounds(files: dict[str, Path], weights: str):
     model, plain = (load_model(str(files["Q4_1"]), "float32", "cpu", kind) for kind in (weights, "fastest"))
     model.prove_forward()
@@ -159,14 +172,12 @@ def test_weights_that_training_changed_are_quantised_again(files: dict[str, Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_with_batch_invariant_a_token_has_the_same_bits_whatever_is_computed_with_it(
-    files: dict[str, Path], weights: str
-):
+@pytest.mark.usefixtures("packed")
+def test_with_batch_invariant_a_token_has_the_same_bits_whatever_is_computed_with_it(files: dict[str, Path]):
     texts = [[(5 + 31 * place + 7 * row) % 300 for place in range(24 + 9 * row)] for row in range(3)]
 
     def make() -> LanguageModel:
-        return load_model(str(files["Q4_1"]), "float32", "cpu", weights, batch_invariant=True)
+        return load_model(str(files["Q4_1"]), "float32", "cpu", "int8", batch_invariant=True)
 
     alone = [read(make(), text) for text in texts]
     for step in (2, 3, 5, 11):
@@ -234,6 +245,7 @@ def decode_plainly(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("packed")
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("batch_invariant", [True, False])
@@ -241,11 +253,11 @@ def test_greedy_text_is_that_of_plain_decoding(
     files: dict[str, Path], pair: TinyPair, tmp_path: Path, batch_invariant: bool, batch: int
 ):
     """With one kernel, every token is equal; otherwise those up to the first near tie."""
-    config = settings(pair, files["Q4_1"], batch=batch, batch_invariant=batch_invariant)
+    config = settings(pair, files["Q4_1"], weights="int8", batch=batch, batch_invariant=batch_invariant)
     models, found, accepted = generate(config, tmp_path)
-    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "auto", batch_invariant=batch_invariant)
+    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "int8", batch_invariant=batch_invariant)
     plain.restrict(set(range(len(models.target_vocabulary.token_bytes))))
-    assert plain.weights == models.target.weights == "int4"
+    assert plain.weights == models.target.weights == "int8"
     assert accepted > PROMPTS, "drafts were accepted"
     differing = 0
     for line in found.values():
