@@ -76,7 +76,7 @@ MODULE_IMPORTERS = {
         "stages/engine/forward_pass/attention_masks.py",
         "stages/engine/models/huggingface.py",
         "stages/engine/models/load_errors.py",
-        "stages/engine/forward_pass/row_cache.py",
+        "stages/engine/forward_pass/module_forward.py",
         "stages/engine/forward_pass/row_forward.py",
     ),
     "pyarrow": ("store/*",),

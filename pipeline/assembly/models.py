@@ -15,8 +15,8 @@ from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.engine.compiled.lines.warm_up import compile_lines
-from stages.engine.forward_pass.forward import ModuleForward
 from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.slot_forward import SlotForward
 from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
 from stages.engine.models.devices import pick_device, set_threads

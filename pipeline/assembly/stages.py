@@ -20,7 +20,7 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
-from stages.engine.forward_pass.packed_layout import SHARED_QUERIES
+from stages.engine.forward_pass.packed_llama import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.memory_file import MEMORY_FILE, read_memory

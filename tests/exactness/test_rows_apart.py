@@ -24,7 +24,7 @@ from stages.contract.blocks import SequenceState, TokenTree
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
-from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel

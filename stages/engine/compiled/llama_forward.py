@@ -22,7 +22,7 @@ from stages.engine.compiled.packing import PackedMatrix
 from stages.engine.compiled.products import COLUMNS
 from stages.engine.compiled.program import CompiledSteps, Integers
 from stages.engine.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
-from stages.engine.forward_pass.forward_batch import ForwardBatch
+from stages.engine.forward_pass.forward import ForwardBatch
 from stages.engine.forward_pass.slot_forward import SlotForward
 from stages.engine.quantisation.groups import GROUP
 

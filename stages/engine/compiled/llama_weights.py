@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from stages.engine.compiled.families import Family, PartNorms, find_family, find_rotary_kinds
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS
 from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices, widen_codes
 from stages.engine.compiled.products import ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
-from stages.engine.compiled.shape import HeadNorm, ModelShape
+from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
 from stages.engine.forward_pass.kernel_choice import Matrix
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward

@@ -1,27 +1,109 @@
-"""Forward passes over new tokens of many rows: the protocol, and the one that uses the modules of `transformers`.
+"""Forward passes over new tokens of many rows: what a pass computes, and the protocol of those that compute it.
 
-Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width, N wanted positions of all rows.
+Shapes: B rows, Q new tokens of the longest row, V vocabulary, W hidden width, N wanted positions of all rows.
 """
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-from typing_extensions import override
-
-from stages.engine.forward_pass.attention_masks import (
-    AttentionPositions,
-    attend_by_position,
-    make_tree_mask,
-)
-from stages.engine.forward_pass.forward_batch import ForwardBatch
-from stages.engine.forward_pass.row_cache import RowCache
 
 # What models call their cache; transformers 5.24 renamed the first to the second.
 CACHE_NAMES = ("past_key_values", "cache", "cache_params", "state")
+GROWTH = 16  # a cache grows by at least a sixteenth: little unused memory, few copies
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether every new token of a row follows the one before it.
+
+    >>> is_chain([-1, 0, 1]), is_chain([-1, 0, 0])
+    (True, False)
+    """
+    return all(parent == token - 1 for token, parent in enumerate(parents))
+
+
+def find_paths(parents: Sequence[int]) -> list[list[int]]:
+    """Return the path of each new token of a row: its ancestors among the new tokens and itself.
+
+    >>> find_paths([-1, 0, 0, 2, -1])
+    [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
+
+    Args:
+        parents: per new token the new token that it follows; -1 if it follows the cached tokens.
+    """
+    paths: list[list[int]] = []
+    for token, parent in enumerate(parents):
+        paths.append([*paths[parent], token] if parent >= 0 else [token])
+    return paths
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """What one pass computes.
+
+    >>> batch = ForwardBatch(0, [[7, 8, 9], [6]], [2, 5], wanted=[1, 1], parents=[[-1, 0, 0], [-1]])
+    >>> batch.counts, batch.slots, batch.positions, batch.wanted_tokens
+    ([3, 1], [range(2, 5), range(5, 6)], [[2, 3, 3], [5]], [2, 3])
+    """
+
+    first: int  # the first row
+    tokens: Sequence[Sequence[int]]  # new tokens per row; empty for a row without any, but not for all rows
+    starts: Sequence[int]  # number of cached tokens per row
+    wanted: Sequence[int]  # number of last new tokens per row for which logits are returned
+    hidden: bool = False  # whether the last hidden states are returned too
+    # Per row and new token the index, among the row's new tokens, of the one that it follows, which is smaller; -1 if
+    # it follows the cached tokens. A token attends to cached tokens, its ancestors and itself. None: all are chains.
+    parents: Sequence[Sequence[int]] | None = None
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Number of new tokens per row."""
+        return [len(new) for new in self.tokens]
+
+    @cached_property
+    def slots(self) -> list[range]:
+        """Slots of the new tokens among those of their row."""
+        return [range(start, start + len(new)) for start, new in zip(self.starts, self.tokens, strict=True)]
+
+    @cached_property
+    def paths(self) -> list[list[list[int]]] | None:
+        """Per row and new token its path, see `find_paths`; None if every row is a chain."""
+        if self.parents is None or all(map(is_chain, self.parents)):
+            return None
+        return [find_paths(parents) for parents in self.parents]
+
+    @cached_property
+    def positions(self) -> Sequence[Sequence[int]]:
+        """Position of every new token in its text, per row."""
+        if self.paths is None:
+            return self.slots
+        return [[start + len(path) - 1 for path in row] for start, row in zip(self.starts, self.paths, strict=True)]
+
+    @cached_property
+    def seen(self) -> int:
+        """Number of slots of the longest row, after the pass."""
+        return max(slots.stop for slots in self.slots)
+
+    @cached_property
+    def wanted_tokens(self) -> list[int]:
+        """Indices, among the new tokens of all rows, of those whose logits are wanted."""
+        indices: list[int] = []
+        end = 0
+        for count, number in zip(self.counts, self.wanted, strict=True):
+            end += count
+            indices.extend(range(end - number, end))
+        return indices
+
+    def take_row(self, row: int) -> "ForwardBatch":
+        """Return one of the rows as a batch."""
+        line = slice(row, row + 1)
+        parents = None if self.parents is None else self.parents[line]
+        tokens, starts, wanted = self.tokens[line], self.starts[line], self.wanted[line]
+        return ForwardBatch(self.first + row, tokens, starts, wanted, self.hidden, parents)
 
 
 class Forward(Protocol):
@@ -105,102 +187,6 @@ class Forward(Protocol):
         ...
 
 
-class ModuleForward(Forward):
-    """Uses the modules of `transformers`, for any architecture. Rows of unequal length are padded on the left.
-
-    Args:
-        model: a Hugging Face causal language model whose attention is `sdpa` or `eager`.
-    """
-
-    name = "modules of transformers"
-    reads_trees = True
-    cuts_rows = True
-
-    def __init__(self, model: Any) -> None:
-        self._model, self._cache = model, RowCache()
-        self._cache_name = find_cache_name(model) or CACHE_NAMES[0]
-
-    @property
-    @override
-    def cache_bytes(self) -> int:
-        return self._cache.bytes
-
-    @property
-    @override
-    def capacity(self) -> int:
-        return self._cache.trash
-
-    @override
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
-        return self._cache.read_row(place, length)
-
-    @override
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
-        self._cache.write_row(place, kept, start)
-
-    @override
-    def reserve(self, rows: int, capacity: int) -> None:
-        self._cache.reserve(rows, capacity)
-
-    @override
-    def move(self, source: int, destination: int, length: int) -> None:
-        self._cache.move(source, destination, length)
-
-    @override
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
-        self._cache.keep(place, start, path)
-
-    @override
-    def refresh(self) -> None:
-        """Do nothing: the modules hold the weights."""
-
-    @override
-    def share(self) -> "ModuleForward":
-        return ModuleForward(self._model)
-
-    @override
-    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        width, trash, device = max(batch.counts), self._cache.trash, self._model.device
-        # Rows are aligned on the right; the padding on the left is written to the trash slot.
-        ids = [[0] * (width - len(new)) + list(new) for new in batch.tokens]
-        slots = [[trash] * (width - len(own)) + list(own) for own in batch.slots]
-        ids_BQ, slots_BQ = torch.tensor([ids, slots], device=device)
-        self._cache.place(batch.first, slots_BQ, batch.seen)
-        if batch.paths is None:
-            keys_1K = torch.arange(batch.seen, device=device)[None]
-            positions = AttentionPositions(slots_BQ.where(slots_BQ != trash, 0), keys_1K)
-        else:
-            positions = _place_trees(batch, batch.paths, device)
-        with attend_by_position(positions), record_hidden(self._model) as states:
-            output = self._model(
-                input_ids=ids_BQ,
-                # No padding among the keys; some models compute position biases from it.
-                attention_mask=slots_BQ.new_ones(len(ids), batch.seen),
-                position_ids=positions.queries_BQ,
-                use_cache=True,
-                logits_to_keep=max(1, *batch.wanted),
-                **{self._cache_name: self._cache},
-            )
-        logits_NV = _take_last(output.logits, batch.wanted)
-        return logits_NV, _take_last(states[-1], batch.wanted) if batch.hidden else logits_NV
-
-
-def _place_trees(
-    batch: ForwardBatch, paths: Sequence[Sequence[Sequence[int]]], device: torch.device
-) -> AttentionPositions:
-    """Return the positions of rows whose new tokens are trees with these paths, padded on the left."""
-    width = max(batch.counts)
-    queries = [[*[0] * (width - len(own)), *own] for own in batch.positions]
-    keys = [
-        [*range(start), *own, *range(start + len(own), batch.seen)]
-        for start, own in zip(batch.starts, batch.positions, strict=True)
-    ]
-    allowed_BQK = make_tree_mask(batch.starts, paths, range(batch.seen), device, left=True)
-    return AttentionPositions(
-        torch.tensor(queries, device=device), torch.tensor(keys, device=device), allowed_BQK[:, None]
-    )
-
-
 def find_cache_name(model: Any) -> str | None:
     """Return the name under which a model takes its cache; None if it takes none."""
     parameters = inspect.signature(model.forward).parameters
@@ -219,9 +205,3 @@ def record_hidden(model: Any) -> Iterator[list[Tensor]]:
         yield states
     finally:
         hook.remove()
-
-
-def _take_last(values_BQX: Tensor, wanted: Sequence[int]) -> Tensor:
-    """Concatenate the last `wanted[b]` positions of each row."""
-    length = values_BQX.shape[1]
-    return torch.cat([row_QX[length - number :] for row_QX, number in zip(values_BQX, wanted, strict=True)])

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from stages.engine.forward_pass.attention_masks import LIBRARY
-from stages.engine.forward_pass.forward import Forward
-from stages.engine.forward_pass.forward_batch import ForwardBatch, find_paths
+from stages.engine.forward_pass.forward import Forward, ForwardBatch, find_paths
 from stages.engine.forward_pass.row_forward import find_rope_switch
 
 SPAN = 12  # tokens of a window or chunk during the proof

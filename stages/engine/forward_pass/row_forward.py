@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import cache_utils
 from typing_extensions import override
 
-from stages.engine.forward_pass.forward import Forward, find_cache_name, record_hidden
-from stages.engine.forward_pass.forward_batch import ForwardBatch
+from stages.engine.forward_pass.forward import Forward, ForwardBatch, find_cache_name, record_hidden
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.engine.forward_pass.forward import Forward
+from stages.engine.forward_pass.forward import GROWTH, Forward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
-from stages.engine.forward_pass.row_cache import GROWTH
 
 
 class SlotForward(Forward):

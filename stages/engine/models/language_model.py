@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
 from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position
-from stages.engine.forward_pass.forward import Forward, ModuleForward
-from stages.engine.forward_pass.forward_batch import ForwardBatch, is_chain
+from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 from stages.engine.forward_pass.proof import proof_key
 from stages.engine.forward_pass.slot_forward import SlotForward
@@ -35,13 +35,14 @@ from stages.engine.models.adapters import (
 )
 from stages.engine.models.forward_choice import (
     CODES,
+    PACKED,
+    ForwardSearch,
     can_pack,
     choose_weights,
     drop_useless_codes,
     make_forward,
     pack_weights,
 )
-from stages.engine.models.forward_search import PACKED, ForwardSearch
 from stages.engine.models.huggingface import load_causal_model, raise_write_errors
 from stages.engine.quantisation.modules import CODE_FORMATS, FORMATS, has_groups
 

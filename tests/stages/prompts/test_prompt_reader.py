@@ -9,7 +9,7 @@ from doubles import row_of
 from torch import Tensor
 
 from stages.contract.blocks import SequenceState
-from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.prompts.prefix_cache import PrefixCache

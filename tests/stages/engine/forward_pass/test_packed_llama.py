@@ -7,9 +7,8 @@ import torch
 from doubles import row_of
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from stages.engine.forward_pass.forward import ModuleForward
-from stages.engine.forward_pass.packed_layout import SHARED_QUERIES
-from stages.engine.forward_pass.packed_llama import PackedLlamaForward
+from stages.engine.forward_pass.module_forward import ModuleForward
+from stages.engine.forward_pass.packed_llama import SHARED_QUERIES, PackedLlamaForward
 from stages.engine.models.language_model import LanguageModel
 
 BASE = {

@@ -9,11 +9,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
-from stages.engine.forward_pass.forward import ModuleForward
-from stages.engine.forward_pass.forward_batch import ForwardBatch
+from stages.engine.forward_pass.forward import ForwardBatch
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.row_forward import Reading, RowForward
-from stages.engine.models.forward_search import ForwardSearch
+from stages.engine.models.forward_choice import ForwardSearch
 from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import ModelError
@@ -138,7 +138,7 @@ def test_every_kind_of_state_runs_as_the_model_computes(case: str):
 
 
 def test_a_wrong_forward_is_found_and_the_next_slower_one_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("stages.engine.forward_pass.packed_layout._split_rows", lambda *_: ())
+    monkeypatch.setattr("stages.engine.forward_pass.packed_llama._split_rows", lambda *_: ())
     monkeypatch.setattr(
         "stages.engine.forward_pass.packed_weights.PackedLlamaWeights.window", property(lambda self: None)
     )  # as if it knew nothing of windows

@@ -19,10 +19,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
 from stages.engine.forward_pass.attention_masks import make_tree_mask
-from stages.engine.forward_pass.forward import ModuleForward
-from stages.engine.forward_pass.forward_batch import ForwardBatch, find_paths, is_chain
+from stages.engine.forward_pass.forward import ForwardBatch, find_paths, is_chain
+from stages.engine.forward_pass.module_forward import ModuleForward, RowCache
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
-from stages.engine.forward_pass.row_cache import RowCache
 from stages.engine.forward_pass.row_forward import Reading, RowForward
 from stages.engine.models.language_model import LanguageModel
 
@@ -228,7 +227,7 @@ def test_rows_are_saved_and_restored_after_a_path_was_kept(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_chains_with_parents_are_bit_identical_and_make_no_mask_of_trees(case: str, monkeypatch: pytest.MonkeyPatch):
-    for module in ("packed_layout", "forward"):
+    for module in ("packed_llama", "module_forward"):
         target = f"stages.engine.forward_pass.{module}.make_tree_mask"
         monkeypatch.setattr(target, lambda *_, **__: pytest.fail("a tree"))
     tokens = [make_tokens(count, count) for count in (5, 1, 0)]
@@ -373,7 +372,7 @@ def _fail(*_: Any, **__: Any) -> Tensor:
 @pytest.mark.parametrize("make_mask", [_show_everything, _fail])
 @pytest.mark.parametrize("case", FORWARDS.values())
 def test_a_wrong_mask_is_found_and_chains_still_work(case: str, make_mask: Any, monkeypatch: pytest.MonkeyPatch):
-    module = "packed_layout" if case.startswith("packed") else "forward"
+    module = "packed_llama" if case.startswith("packed") else "module_forward"
     monkeypatch.setattr(f"stages.engine.forward_pass.{module}.make_tree_mask", make_mask)
     model = make_model(case, torch.float32)
     forward = type(model.forward_pass)
@@ -399,7 +398,7 @@ def test_a_lack_of_memory_is_no_outcome(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr("stages.engine.forward_pass.packed_layout.make_tree_mask", fail)
+    monkeypatch.setattr("stages.engine.forward_pass.packed_llama.make_tree_mask", fail)
     with pytest.raises(torch.OutOfMemoryError):
         make_model("packed, window").prove_forward()
 

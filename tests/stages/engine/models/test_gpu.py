@@ -10,7 +10,7 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from pipeline.models.catalog import MODELS_FOLDER
-from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from store.events import PromptReceived, TokenDecision

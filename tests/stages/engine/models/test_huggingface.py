@@ -8,7 +8,7 @@ import torch
 from doubles import row_of
 
 from stages.contract.blocks import SequenceState
-from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.models.devices import pick_device
 from stages.engine.models.huggingface import load_tokenizer, new_llama

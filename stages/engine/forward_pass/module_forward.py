@@ -1,4 +1,4 @@
-"""The keys and values of many rows for the modules of `transformers`.
+"""The forward pass that uses the modules of `transformers`, with a cache of many rows.
 
 Shapes: B rows, Q new tokens of the longest row, K keys, H key-value heads, E of a head.
 """
@@ -9,8 +9,119 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache
+from typing_extensions import override
 
-GROWTH = 16  # a cache grows by at least a sixteenth: little unused memory, few copies
+from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position, make_tree_mask
+from stages.engine.forward_pass.forward import (
+    CACHE_NAMES,
+    GROWTH,
+    Forward,
+    ForwardBatch,
+    find_cache_name,
+    record_hidden,
+)
+
+
+class ModuleForward(Forward):
+    """Uses the modules of `transformers`, for any architecture. Rows of unequal length are padded on the left.
+
+    Args:
+        model: a Hugging Face causal language model whose attention is `sdpa` or `eager`.
+    """
+
+    name = "modules of transformers"
+    reads_trees = True
+    cuts_rows = True
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._cache = model, RowCache()
+        self._cache_name = find_cache_name(model) or CACHE_NAMES[0]
+
+    @property
+    @override
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
+
+    @property
+    @override
+    def capacity(self) -> int:
+        return self._cache.trash
+
+    @override
+    def read_cache(self, place: int, length: int) -> list[Tensor]:
+        return self._cache.read_row(place, length)
+
+    @override
+    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        self._cache.write_row(place, kept, start)
+
+    @override
+    def reserve(self, rows: int, capacity: int) -> None:
+        self._cache.reserve(rows, capacity)
+
+    @override
+    def move(self, source: int, destination: int, length: int) -> None:
+        self._cache.move(source, destination, length)
+
+    @override
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        self._cache.keep(place, start, path)
+
+    @override
+    def refresh(self) -> None:
+        """Do nothing: the modules hold the weights."""
+
+    @override
+    def share(self) -> "ModuleForward":
+        return ModuleForward(self._model)
+
+    @override
+    def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        width, trash, device = max(batch.counts), self._cache.trash, self._model.device
+        # Rows are aligned on the right; the padding on the left is written to the trash slot.
+        ids = [[0] * (width - len(new)) + list(new) for new in batch.tokens]
+        slots = [[trash] * (width - len(own)) + list(own) for own in batch.slots]
+        ids_BQ, slots_BQ = torch.tensor([ids, slots], device=device)
+        self._cache.place(batch.first, slots_BQ, batch.seen)
+        if batch.paths is None:
+            keys_1K = torch.arange(batch.seen, device=device)[None]
+            positions = AttentionPositions(slots_BQ.where(slots_BQ != trash, 0), keys_1K)
+        else:
+            positions = _place_trees(batch, batch.paths, device)
+        with attend_by_position(positions), record_hidden(self._model) as states:
+            output = self._model(
+                input_ids=ids_BQ,
+                # No padding among the keys; some models compute position biases from it.
+                attention_mask=slots_BQ.new_ones(len(ids), batch.seen),
+                position_ids=positions.queries_BQ,
+                use_cache=True,
+                logits_to_keep=max(1, *batch.wanted),
+                **{self._cache_name: self._cache},
+            )
+        logits_NV = _take_last(output.logits, batch.wanted)
+        return logits_NV, _take_last(states[-1], batch.wanted) if batch.hidden else logits_NV
+
+
+def _place_trees(
+    batch: ForwardBatch, paths: Sequence[Sequence[Sequence[int]]], device: torch.device
+) -> AttentionPositions:
+    """Return the positions of rows whose new tokens are trees with these paths, padded on the left."""
+    width = max(batch.counts)
+    queries = [[*[0] * (width - len(own)), *own] for own in batch.positions]
+    keys = [
+        [*range(start), *own, *range(start + len(own), batch.seen)]
+        for start, own in zip(batch.starts, batch.positions, strict=True)
+    ]
+    allowed_BQK = make_tree_mask(batch.starts, paths, range(batch.seen), device, left=True)
+    return AttentionPositions(
+        torch.tensor(queries, device=device), torch.tensor(keys, device=device), allowed_BQK[:, None]
+    )
+
+
+def _take_last(values_BQX: Tensor, wanted: Sequence[int]) -> Tensor:
+    """Concatenate the last `wanted[b]` positions of each row."""
+    length = values_BQX.shape[1]
+    return torch.cat([row_QX[length - number :] for row_QX, number in zip(values_BQX, wanted, strict=True)])
 
 
 class RowCache(Cache):
