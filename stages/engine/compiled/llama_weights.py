@@ -17,8 +17,7 @@ from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_m
 from stages.engine.compiled.products import ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
 from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
-from stages.engine.forward_pass.kernel_choice import Matrix
-from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.kernels import Matrix
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.quantisation.groups import GroupedMatrix
 from stages.engine.quantisation.modules import find_attached, find_groups, has_groups
@@ -91,9 +90,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels
 
-    def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
+    def __init__(self, model: Any, weights: str, *, batch_invariant: bool = False) -> None:
         self._rotations_KPR = torch.empty(1, 0, 0)  # see `rotation_tables`
-        super().__init__(model, weights, measurements, batch_invariant=batch_invariant)
+        super().__init__(model, weights, batch_invariant=batch_invariant)
 
     @override
     @torch.inference_mode()

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.products import COLUMNS, ProductKind
-from stages.engine.forward_pass.kernel_choice import Matrix, join_matrices
+from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together

@@ -4,15 +4,18 @@ Shapes: N rows, I inputs, O outputs, R inputs that are rotated together.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-MANY_ROWS = 8  # number of rows that stands for several, in packing and in measurements
+from stages.engine.quantisation.groups import GroupedMatrix, join_groups
+
+MANY_ROWS = 8  # number of rows that the layout of packed weights is made for
 ROTATED = 64  # neighbouring inputs that are rotated together in eight bits, at most
 
 
@@ -147,27 +150,9 @@ class HalfLinear(Kernel):
         return outputs_NO if self._bias_O is None else outputs_NO.add_(self._bias_O)
 
 
-class ByRowsLinear(Kernel):
-    """One kernel for few rows, another from some number of rows on."""
-
-    def __init__(self, few: Kernel, many: Kernel, many_from: int = 2) -> None:
-        self._few, self._many, self._many_from = few, many, many_from
-
-    @override
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        return self._few(x_NI) if x_NI.shape[0] < self._many_from else self._many(x_NI)
-
-
-KINDS: dict[str, type[DenseLinear | PackedLinear | Int8Linear]] = {
-    "plain": DenseLinear,
-    "packed": PackedLinear,
-    "int8": Int8Linear,
-}
-
-
 def can_pack(weight: Tensor) -> bool:
     """Check whether oneDNN can pack these weights on this machine."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not weight.numel() or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:  # oneDNN computes in it from AVX-512 on
         supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -191,25 +176,76 @@ def keeps_bits_in_half() -> bool:
 
 
 @dataclass(frozen=True)
-class KindsByRows:
-    """Kinds of kernels (keys of `KINDS`) for few rows and for many."""
+class Matrix:
+    """What a kernel is made of."""
 
-    # few, many: the kinds
-    few: str
-    many: str
-    many_from: int = 2  # number of rows from which on the second is used
+    weight_OI: Tensor  # in the type of the inputs
+    bias_O: Tensor | None  # None without one
+    groups: GroupedMatrix | None = None  # codes of the weight; None if it has none
 
-
-def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, kinds: KindsByRows) -> Kernel:
-    """Make one kernel for few rows and another for many, or one for all."""
-    first = KINDS[kinds.few](weight_OI, bias_O)
-    if kinds.few == kinds.many:
-        return first
-    return ByRowsLinear(first, KINDS[kinds.many](weight_OI, bias_O), kinds.many_from)
+    def take(self, rows_O: Tensor) -> "Matrix":
+        """Return the outputs with these indices."""
+        bias_O = None if self.bias_O is None else self.bias_O[rows_O]
+        return Matrix(self.weight_OI[rows_O], bias_O, None if self.groups is None else self.groups.take(rows_O))
 
 
-def make_in_type(weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype, kinds: KindsByRows) -> Kernel:
-    """Make a kernel in the type of the weights for inputs of a type."""
-    if weight_OI.dtype == inputs:
-        return make_kernel(weight_OI, bias_O, kinds)
-    return InTypeLinear(make_kernel(weight_OI, None, kinds), weight_OI.dtype, bias_O)
+def join_matrices(parts: Sequence[Matrix]) -> Matrix:
+    """Return matrices of the same inputs as one; either all or none of them have a bias."""
+    biases = [part.bias_O for part in parts if part.bias_O is not None]
+    weight_OI = torch.cat([part.weight_OI for part in parts])
+    return Matrix(weight_OI, torch.cat(biases) if biases else None, join_groups([part.groups for part in parts]))
+
+
+def read_matrix(linear: nn.Linear) -> Matrix:
+    """Return the matrix of a module."""
+    return Matrix(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+
+
+class KernelMaker:
+    """Makes the kernels of a model's matrices in one format.
+
+    oneDNN's packed layout is used where there is one: reading the weights bounds a product with one row, their layout
+    one with several, and it is the faster one for both unless the weights fit the cache.
+
+    Args:
+        weights: format: `fastest` keeps the type of the weights; `float32` and `bfloat16` compute in that type; `int8`
+            quantises.
+        batch_invariant: whether a row must have the same outputs whatever other rows there are.
+    """
+
+    def __init__(self, weights: str, *, batch_invariant: bool) -> None:
+        self._weights, self._batch_invariant = weights, batch_invariant
+        self._used: set[str] = set()
+
+    def describe(self) -> str:
+        """Return the kinds of all kernels made so far."""
+        return "/".join(sorted(self._used))
+
+    def make(self, matrix: Matrix) -> Kernel:
+        """Make the kernel of a matrix."""
+        if self._weights == "int8":
+            self._used.add("int8")
+            return Int8Linear(matrix.weight_OI, matrix.bias_O)
+        dtype = getattr(torch, self._weights, matrix.weight_OI.dtype)
+        return self._make_in_type(matrix.weight_OI.to(dtype), matrix)
+
+    def make_output(self, matrix: Matrix) -> Kernel:
+        """Make the kernel of an output layer. Its logits are not rounded to bfloat16 on the way: the two best tokens
+        are often closer than that. Its weights are in float16 then, if possible, or in their own type.
+        """
+        if self._weights != "bfloat16":
+            return self.make(matrix)
+        if not can_halve(matrix.weight_OI) or (self._batch_invariant and not keeps_bits_in_half()):
+            return self._make_in_type(matrix.weight_OI, matrix)
+        self._used.add("float16")
+        return HalfLinear(matrix.weight_OI, matrix.bias_O)
+
+    def _make_in_type(self, weight_OI: Tensor, matrix: Matrix) -> Kernel:
+        """Make a kernel in the type of the weights, for inputs in the type of the matrix."""
+        kind, made = ("packed", PackedLinear) if can_pack(weight_OI) else ("plain", DenseLinear)
+        own = weight_OI.dtype == matrix.weight_OI.dtype
+        self._used.add(kind if own else f"{kind} {str(weight_OI.dtype).removeprefix('torch.')}")
+        kernel: Kernel = made(weight_OI, matrix.bias_O if own else None)
+        if not own:
+            kernel = InTypeLinear(kernel, weight_OI.dtype, matrix.bias_O)
+        return NeverAloneLinear(kernel) if self._batch_invariant else kernel

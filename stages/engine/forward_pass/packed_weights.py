@@ -1,4 +1,4 @@
-"""Weights of Llama-like models for the packed forward: every matrix in the layout of its fastest kernel.
+"""Weights of Llama-like models for the packed forward: every matrix in the layout of its kernel.
 
 Rotary embeddings rotate neighbouring numbers as one complex product: the rows of the query and key weights are
 reordered for it once, which leaves every product of a query with a key unchanged. Query, key and value projections are
@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.forward_pass.kernel_choice import KernelMaker, Matrix, join_matrices, read_matrix
-from stages.engine.forward_pass.kernels import Kernel
-from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.kernels import Kernel, KernelMaker, Matrix, join_matrices, read_matrix
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
@@ -54,15 +52,14 @@ class PackedLlamaWeights:
     Args:
         model: of one of the `ARCHITECTURES`.
         weights: format of the weights, see `KernelMaker`.
-        measurements: store of the measured choices.
         batch_invariant: whether a token's outputs must not depend on what else a pass computes: one kernel for all
             numbers of rows, and attention for one query at a time.
     """
 
-    def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
+    def __init__(self, model: Any, weights: str, *, batch_invariant: bool = False) -> None:
         self.model, self._format, self._batch_invariant = model, weights, batch_invariant
         self.splits_tokens = batch_invariant  # see `_split_tokens`
-        self._kernels = KernelMaker(weights, batch_invariant=batch_invariant, measurements=measurements)
+        self._kernels = KernelMaker(weights, batch_invariant=batch_invariant)
         attention = model.model.layers[0].self_attn
         self.head_size: int = attention.head_dim
         self.heads: int = model.config.num_attention_heads

@@ -15,7 +15,6 @@ from stages.engine.compiled.llama_weights import (
     prefers_compiled_forward,
 )
 from stages.engine.forward_pass.forward import Forward
-from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
@@ -51,12 +50,12 @@ def can_pack(model: Any, weights: str) -> bool:
     return has_packed_forward(model) or prefers_compiled_forward(model, weights, batch_invariant=True)
 
 
-def pack_weights(model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool) -> PackedLlamaWeights:
+def pack_weights(model: Any, weights: str, *, batch_invariant: bool) -> PackedLlamaWeights:
     """Pack the weights of a model that `can_pack`.
 
     Args:
         model: a Hugging Face causal language model.
-        weights, measurements, batch_invariant: as for `PackedLlamaWeights`.
+        weights, batch_invariant: as for `PackedLlamaWeights`.
 
     Raises:
         ModelError: `codes`, `codes8` or `int4` without the compiled forward.
@@ -68,7 +67,7 @@ def pack_weights(model: Any, weights: str, measurements: Measurements, *, batch_
             "of a multiple of 16 numbers); try weights = 'fastest'"
         )
     made = CompiledLlamaWeights if compiled else PackedLlamaWeights
-    return made(model, weights, measurements, batch_invariant=batch_invariant)
+    return made(model, weights, batch_invariant=batch_invariant)
 
 
 def make_forward(weights: PackedLlamaWeights) -> SlotForward:

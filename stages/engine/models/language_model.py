@@ -68,7 +68,7 @@ class LanguageModel:
         name, adapter: for messages, and of the injected adapter to compute with.
         weights: format of the packed weights, see `KernelMaker`; `auto` is chosen by `choose_weights`.
         packed_weights: such weights of this model if they exist already.
-        measurements: store of the fastest kernels; by default that of this machine.
+        measurements: store of proofs; by default that of this machine.
         batch_invariant: see `PackedLlamaWeights`.
     """
 
@@ -111,9 +111,7 @@ class LanguageModel:
 
     def _pack(self) -> PackedLlamaWeights:
         if self._packed_weights is None:
-            self._packed_weights = pack_weights(
-                self.model, self.weights, self.measurements, batch_invariant=self.batch_invariant
-            )
+            self._packed_weights = pack_weights(self.model, self.weights, batch_invariant=self.batch_invariant)
         return self._packed_weights
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":

@@ -15,7 +15,7 @@ from stages.engine.compiled.products import ProductKind
 from stages.engine.compiled.program import CompiledSteps
 from stages.engine.compiled.shape import ModelShape
 from stages.engine.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
-from stages.engine.forward_pass.kernel_choice import Matrix
+from stages.engine.forward_pass.kernels import Matrix
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
 
 SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, rotated=16, eps=1e-5, scale=0.25)

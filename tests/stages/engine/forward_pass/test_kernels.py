@@ -1,36 +1,24 @@
 """Linear kernels: the same numbers whichever computes them, and eight bits that do not depend on company."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.engine.forward_pass import kernel_choice
-from stages.engine.forward_pass.kernel_choice import (
-    KernelMaker,
-    Matrix,
-    join_matrices,
-    pick_fastest,
-    pick_kinds,
-    read_matrix,
-)
 from stages.engine.forward_pass.kernels import (
-    KINDS,
-    ByRowsLinear,
     DenseLinear,
     HalfLinear,
     Int8Linear,
     InTypeLinear,
-    KindsByRows,
+    KernelMaker,
+    Matrix,
     PackedLinear,
     can_halve,
+    join_matrices,
     keeps_bits_in_half,
     make_hadamard,
-    make_kernel,
+    read_matrix,
 )
-from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.quantisation.groups import GroupedMatrix
 
 halves = pytest.mark.skipif(not can_halve(torch.ones(1)), reason="this processor has no kernel for float16")
@@ -99,77 +87,6 @@ def test_a_large_input_costs_the_others_few_of_their_bits(width: int):
     assert error < (0.3 if width % 64 == 0 else 1.2) * without
 
 
-@packs
-def test_one_row_and_several_may_have_kernels_of_their_own():
-    kernel = make_kernel(*weights(), KindsByRows("plain", "packed"))
-    assert isinstance(kernel, ByRowsLinear)
-    assert isinstance(make_kernel(*weights(), KindsByRows("plain", "plain")), DenseLinear)
-    with torch.inference_mode():
-        for rows in (1, 3):
-            torch.testing.assert_close(
-                kernel(inputs(rows)), DenseLinear(*weights())(inputs(rows)), atol=1e-4, rtol=1e-5
-            )
-
-
-@packs
-def test_what_is_fastest_is_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    measured: list[int] = []
-
-    def measure(weight_OI: torch.Tensor, rows: int) -> str:
-        measured.append(rows)
-        return "packed"
-
-    monkeypatch.setattr(kernel_choice, "_measure", measure)
-    assert [pick_fastest(weights()[0], rows, Measurements()) for rows in (1, 8, 1, 8)] == ["packed"] * 4
-    assert measured == [1, 8]
-    assert pick_fastest(weights()[0].double(), 1, Measurements()) == "plain", "oneDNN packs no doubles"
-
-
-@packs
-@pytest.mark.parametrize(
-    ("fastest", "kinds"),
-    [
-        ({1: "plain", 2: "plain", 3: "plain", 4: "packed", 8: "packed"}, KindsByRows("plain", "packed", 4)),
-        ({1: "plain", 2: "packed", 8: "packed"}, KindsByRows("plain", "packed", 2)),
-        ({1: "plain", 2: "plain", 3: "plain", 4: "plain", 6: "plain", 8: "packed"}, KindsByRows("plain", "packed", 8)),
-        ({1: "packed", 8: "packed"}, KindsByRows("packed", "packed", 2)),
-    ],
-)
-def test_the_kernel_for_many_rows_begins_where_it_is_the_faster_one(
-    fastest: dict[int, str], kinds: KindsByRows, tmp_path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernel_choice, "_measure", lambda _weight, rows: fastest[rows])
-    assert pick_kinds(weights()[0], Measurements()) == kinds
-
-
-@packs
-def test_measuring_names_the_faster_kind(monkeypatch: pytest.MonkeyPatch):
-    """By a clock that goes only while a kernel computes."""
-    now = [0.0]
-
-    def lasting(kind: type, seconds: float) -> type:
-        class Lasting(kind):  # type: ignore[misc, valid-type]
-            def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
-                now[0] += seconds
-                return super().__call__(x_NI)
-
-        return Lasting
-
-    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
-    for slower, faster in (("plain", "packed"), ("packed", "plain")):
-        monkeypatch.setattr(
-            kernel_choice, "KINDS", {slower: lasting(KINDS[slower], 2), faster: lasting(KINDS[faster], 1)}
-        )
-        assert kernel_choice._measure(weights()[0], 3) == faster
-
-
-def maker(weights_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: bool) -> KernelMaker:
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    return KernelMaker(weights_format, measurements=Measurements(), **{"batch_invariant": False} | options)
-
-
 def module_of(outputs: int = 48, width: int = 64) -> nn.Linear:
     linear = nn.Linear(width, outputs)
     linear.weight.data, linear.bias.data = weights(outputs, width)
@@ -198,8 +115,16 @@ def test_weights_beyond_the_range_of_half_precision_are_not_put_into_it():
     assert not can_halve(torch.ones(1, device="meta"))
 
 
-def test_the_sums_of_an_output_layer_are_not_rounded(tmp_path, monkeypatch):
-    kernel = maker("bfloat16", tmp_path, monkeypatch).make_output(read_matrix(module_of()))
+@packs
+def test_weights_are_packed_where_onednn_packs_their_type():
+    maker = KernelMaker("fastest", batch_invariant=False)
+    assert isinstance(maker.make(read_matrix(module_of())), PackedLinear)
+    assert isinstance(maker.make(read_matrix(module_of().double())), DenseLinear)
+    assert maker.describe() == "packed/plain"
+
+
+def test_the_sums_of_an_output_layer_are_not_rounded():
+    kernel = KernelMaker("bfloat16", batch_invariant=False).make_output(read_matrix(module_of()))
     with torch.inference_mode():
         want_NO = functional.linear(inputs(3, 64), *weights(48, 64))
         torch.testing.assert_close(kernel(inputs(3, 64)), want_NO, atol=0.01, rtol=2**-11)
@@ -209,26 +134,19 @@ def test_the_sums_of_an_output_layer_are_not_rounded(tmp_path, monkeypatch):
 @packs
 @pytest.mark.parametrize("weights_format", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layer", ["make", "make_output"])
-def test_batch_invariant_gives_a_row_the_same_outputs_in_every_batch(
-    weights_format: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_batch_invariant_gives_a_row_the_same_outputs_in_every_batch(weights_format: str, layer: str):
     """Wide enough that a kernel may split the sum of a row; whatever the processor."""
-    made = maker(weights_format, tmp_path, monkeypatch, batch_invariant=True)
+    made = KernelMaker(weights_format, batch_invariant=True)
     kernel, x_NI = getattr(made, layer)(read_matrix(module_of(96, 1536))), inputs(40, 1536)
     alone_NO = torch.cat([kernel(row) for row in x_NI.split(1)])
     for rows in (2, 3, 7, 8, 17, 40):
         assert torch.equal(kernel(x_NI[:rows]), alone_NO[:rows])
 
 
-def test_batch_invariant_computes_all_numbers_of_rows(tmp_path, monkeypatch):
-    made = maker("float32", tmp_path, monkeypatch, batch_invariant=True)
-    assert not isinstance(made.make(read_matrix(module_of())), ByRowsLinear)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights_format", ["float32", "bfloat16"])
-def test_a_type_of_its_own_is_that_of_the_product(weights_format: str, dtype: torch.dtype, tmp_path, monkeypatch):
-    made, module = maker(weights_format, tmp_path, monkeypatch), module_of().to(dtype)
+def test_a_type_of_its_own_is_that_of_the_product(weights_format: str, dtype: torch.dtype):
+    made, module = KernelMaker(weights_format, batch_invariant=False), module_of().to(dtype)
     kernel = made.make(read_matrix(module))
     x_NI = inputs(3, 64).to(dtype)
     with torch.inference_mode():
