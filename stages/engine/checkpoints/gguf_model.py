@@ -120,9 +120,6 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes
     """Make the model of a file, with all of its weights in one type.
 
     Args:
-        file: a file for which `has_family` holds.
-        dtype: type of the weights.
-        attention: implementation of the attention, as `transformers` calls it.
         codes: whether linear modules keep the codes of their weights too (`stages/engine/quantisation/modules.py`).
 
     Raises:

@@ -52,10 +52,6 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenizerFast:
     """Make the tokenizer that a GGUF file describes, with its chat template.
 
-    Args:
-        metadata: all keys of the file.
-        name: of the file, for messages.
-
     Raises:
         ModelError: the file holds no tokenizer, or one that cannot be made exactly.
     """

@@ -29,8 +29,6 @@ def require_plausible_sizes(source: str, config: Mapping[str, Any], build: Calla
     """Compare what a configuration needs with the safetensors files next to it; without any, do nothing.
 
     Args:
-        source: folder, or name of a model that is cached.
-        config: the configuration.
         build: builds the model by it; called on torch's meta device, where tensors take no memory.
 
     Raises:
@@ -94,9 +92,6 @@ def _folder_of(source: str) -> Path:
 
 def require_plausible_normalizer(source: str) -> None:
     """Refuse a tokenizer that makes very long texts of short ones, before it reads any; without a file, do nothing.
-
-    Args:
-        source: folder, or name of a model that is cached.
 
     Raises:
         ModelError: its normaliser may make more than `MOST_GROWTH` characters of one.

@@ -37,11 +37,6 @@ _PROGRAM = "from stages.engine.checkpoints.tokenizer_probe import main; main()"
 def require_bounded_tokenizer(path: Path, source: str, seconds: float = SECONDS) -> None:
     """Read texts with a tokenizer in another process; without a file, do nothing.
 
-    Args:
-        path: its `tokenizer.json`.
-        source: of the tokenizer, for messages.
-        seconds: that the process may take.
-
     Raises:
         ModelError: the process took longer or more than `MEMORY_BYTES`, or the library failed in it.
     """

@@ -251,7 +251,6 @@ class _Lines:
     """The integers of a pass, of which one array is made: positions, slots, wanted rows, keys.
 
     Args:
-        batch: of the pass.
         begins: the first slot of each of its rows.
         window: number of tokens that sliding layers attend to.
     """
@@ -281,9 +280,6 @@ class _Lines:
         """Return what a token attends to, see `KeyList`.
 
         Args:
-            begin: the first slot of its row.
-            start: number of cached tokens of the row.
-            number: of the token among the row's new ones.
             path: those that it follows in a tree, and itself; None in a chain.
             window: how many tokens it attends to at most, its own included.
         """
@@ -298,12 +294,7 @@ class _Lines:
         return begin + start - consecutive, consecutive, branch, len(own)
 
     def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple["array[int]", "array[int]"]:
-        """Return the numbers, and the header with their addresses. Keep both during the pass.
-
-        Args:
-            rotations_KPR: see `CompiledLlamaWeights.rotation_tables`.
-            buffers: of the pass.
-        """
+        """Return the numbers, and the header with their addresses. Keep both during the pass."""
         lines = [
             self._positions,
             self._slots,

@@ -74,7 +74,6 @@ def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMat
 
     Args:
         parts: the matrices; codes as `widen_codes` returns them.
-        input_bits: see `pack_matrix`.
     """
     runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
     filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
@@ -96,7 +95,6 @@ def pack_matrix(
 
     Args:
         weight_OI: weights, whose inputs `can_pack_inputs`.
-        bias_O: added to the outputs.
         groups: codes of these weights, as `widen_codes` returns them.
         input_bits: 32, or those that inputs are rounded to; numbers that are no codes are multiplied unrounded.
     """
@@ -132,11 +130,6 @@ def pack_codes(codes_OI: Tensor, bits: int, part: int = 16) -> Tensor:
     '0x75316420'
     >>> hex(pack_codes(codes_OI, 4, 8)[0, 0, 0, 0])
     '0x73625140'
-
-    Args:
-        codes_OI: the codes.
-        bits: of a code.
-        part: bits of a part.
     """
     inputs, parts = 32 // bits, 32 // part
     blocks = codes_OI.view(-1, VECTOR_SIZE, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs)

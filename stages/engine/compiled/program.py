@@ -52,12 +52,7 @@ class CompiledSteps:
         return module
 
     def run(self, steps: Integers, header: "array[int]") -> None:
-        """Run all steps.
-
-        Args:
-            steps: (steps, `FIELDS`).
-            header: of `HEADERS` integers.
-        """
+        """Run all steps."""
         counters = np.zeros((len(steps), COUNTERS), np.int64)
         data = array("q", (steps.ctypes.data, len(steps), header.buffer_info()[0], counters.ctypes.data))
         self._call(data.buffer_info()[0], torch.get_num_threads())
@@ -93,11 +88,7 @@ def _emit_step(
     """Emit the work of a thread on one step.
 
     Args:
-        emit: of the function.
-        names: of the functions of all kinds of steps.
-        step, header: addresses of both.
         counters: addresses of the numbers of items that are taken, and that are done.
-        thread: its number.
     """
     build, (taken, done) = emit.builder, counters
     wanted = build.icmp_signed("!=", emit.field(step, Field.WANTED_ONLY), emit.long(0))

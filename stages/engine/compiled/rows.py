@@ -138,15 +138,7 @@ def emit_rotate(module: ir.Module, shape: ModelShape) -> None:
 
 
 class _HeadNorm:
-    """The norm of consecutive heads.
-
-    Args:
-        emit: of the function.
-        shape: of the model.
-        weights: address of its weights.
-        heads: address of the first head.
-        count: number of heads.
-    """
+    """The norm of consecutive heads."""
 
     def __init__(self, emit: Emitter, shape: ModelShape, weights: Value, heads: Value, count: int) -> None:
         self._emit, self._shape, self._weights = emit, shape, weights
@@ -154,12 +146,7 @@ class _HeadNorm:
         self._root = _inverse_root(emit, heads, count * shape.head_size, shape.eps) if together else None
 
     def find_weights(self, head: Value, place: Value) -> tuple[Value, Value] | None:
-        """Return what the numbers of a head are divided by, as a factor, and the address of their weights.
-
-        Args:
-            head: number of the head.
-            place: its address.
-        """
+        """Return what the numbers of a head are divided by, as a factor, and the address of their weights."""
         emit, shape = self._emit, self._shape
         if shape.head_norm is HeadNorm.NOTHING:
             return None
@@ -174,9 +161,6 @@ def _rotate_head(
     """Rotate one head; the cosines of a position are followed by its sines.
 
     Args:
-        emit: of the function.
-        shape: of the model.
-        head, target: addresses of the head and of the rotated one.
         turns: address of the cosines.
         norm: factor and address of the weights of its norm.
     """
@@ -227,14 +211,7 @@ def _inverse_root(emit: Emitter, start: Value, size: int, eps: float) -> Value:
 
 
 def _store_row(emit: Emitter, row: Value, groups: int, compute: Callable[[Value], Value]) -> None:
-    """Store a row as the inputs of a product, rounded or not as the step states.
-
-    Args:
-        emit: of the function.
-        row: its number.
-        groups: of its numbers.
-        compute: returns the vector at a place of the row.
-    """
+    """Store a row as the inputs of a product, rounded or not as the step states."""
     step = emit.arguments[0]
     outputs, sums = emit.pointer(step, Field.OUTPUTS), emit.pointer(step, Field.OUTPUT_SUMS)
     first = emit.multiply(row, groups)

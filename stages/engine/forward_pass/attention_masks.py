@@ -72,8 +72,6 @@ def mask_chains(mask_BQK: Tensor, queries_BQ1: Tensor, keys: range, window: int 
     """Hide later keys and those before the window from every query, in place; padding queries are 0.
 
     Args:
-        mask_BQK: added to the scores.
-        queries_BQ1: position of each query.
         keys: the slots that are read, whose positions are the same.
         window: as for `make_tree_mask`.
     """
@@ -105,10 +103,6 @@ def make_tree_mask(
              [1, 1, 1, 0, 1]]], dtype=torch.int32)
 
     Args:
-        starts: number of cached tokens per row.
-        paths: per row and new token its path.
-        keys: the slots that are read.
-        device: of the mask.
         window: number of tokens of its text that a token attends to, its own included; None: all.
         left: whether short rows are padded on the left.
     """

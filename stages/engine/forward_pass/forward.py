@@ -154,7 +154,6 @@ class Forward(Protocol):
         """Put one row in the place of another. The content of the source is undefined afterwards.
 
         Args:
-            source, destination: places of the two.
             length: number of cached tokens of the row that moves.
         """
         ...
@@ -163,7 +162,6 @@ class Forward(Protocol):
         """Keep the new tokens of a path of the last pass, as if the row had read nothing else.
 
         Args:
-            place: the row.
             start: number of its cached tokens before the pass.
             path: ascending indices among its new tokens: each but the first follows the one before it.
         """

@@ -112,13 +112,7 @@ def make_hadamard(size: int) -> Tensor:
 
 
 class InTypeLinear(Kernel):
-    """A kernel whose weights have another type than the inputs: these are rounded to it, and the outputs come from it.
-
-    Args:
-        kernel: for inputs of that type.
-        dtype: of its weights.
-        bias_O: added to the outputs in the type of the inputs.
-    """
+    """A kernel whose weights have another type than the inputs: these are rounded to it."""
 
     def __init__(self, kernel: Kernel, dtype: torch.dtype, bias_O: Tensor | None) -> None:
         self._kernel, self._dtype, self._bias_O = kernel, dtype, bias_O
@@ -133,10 +127,6 @@ class HalfLinear(Kernel):
     """Weights in float16; inputs, sums and outputs in float32. x86 CPUs only, see `can_halve`.
 
     A row has the same outputs in every batch if `keeps_bits_in_half` is true.
-
-    Args:
-        weight_OI: of any type.
-        bias_O: in the type of the inputs.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:

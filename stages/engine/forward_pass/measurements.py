@@ -41,10 +41,7 @@ class Measurements:
     def get_or_measure(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
         """Return the stored measurement of this key, machine and number of threads; measure it if there is none.
 
-        Args:
-            kind: name of the measured quantity.
-            key: JSON values that the measurement depends on.
-            measure: returns a JSON value.
+        Keys and measurements are JSON values.
         """
         name = f"{kind}-{digest_json(kind, key)[:32]}"  # independent of the machine
         if self.recorded is not None and name in self.recorded:

@@ -92,12 +92,7 @@ class PackedLlamaWeights:
         return self._kernels.make_output(matrix if ids is None else matrix.take(ids))
 
     def rotations(self, positions_N: Tensor, longest: int) -> Tensor:
-        """Return, per position, the complex numbers that rotate neighbouring pairs (N, E / 2).
-
-        Args:
-            positions_N: below `longest`.
-            longest: number of positions in the table.
-        """
+        """Return, per position below `longest`, the complex numbers that rotate neighbouring pairs (N, E / 2)."""
         if len(self._rotations_PE) < longest:
             self._rotations_PE = self._make_rotations(longest)
         return self._rotations_PE[positions_N]

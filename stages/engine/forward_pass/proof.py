@@ -137,8 +137,6 @@ def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_input
     Logits that the model sets to minus infinity or to the smallest number are compared as such.
 
     Args:
-        model: a Hugging Face causal language model.
-        forward: a forward pass of it with an empty cache.
         length: number of tokens of the longer text.
         rounds_inputs: whether the forward pass is an approximation (int8, int4, bfloat16): then the root of the mean
             square of the differences is returned, which does not grow with the vocabulary.
@@ -222,7 +220,6 @@ def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) 
     Training reads the branches of a text with it, by a mask and positions (`stages/learn/examples/batches.py`).
 
     Args:
-        model: a Hugging Face causal language model.
         read: computes logits (B, T, V) from ids, positions and a mask.
     """
     text, branch, start = _make_text(10, model), _make_text(14, model)[10:], 6
@@ -250,8 +247,6 @@ def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length:
     and both rows are continued, the second by a tree.
 
     Args:
-        model: a Hugging Face causal language model.
-        make: makes a forward pass of it with an empty cache.
         limit: largest deviation of its logits.
         length: number of tokens of the longer text.
     """

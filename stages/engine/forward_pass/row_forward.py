@@ -78,12 +78,7 @@ class Reading(Enum):
 
 
 class RowForward(Forward):
-    """Computes one row after the other, each with the cache that the model makes for itself.
-
-    Args:
-        model: a Hugging Face causal language model.
-        reading: how the model continues a text.
-    """
+    """Computes one row after the other, each with the cache that the model makes for itself."""
 
     reads_trees = False  # a state has one continuation
     cuts_rows = False  # nor can it be cut

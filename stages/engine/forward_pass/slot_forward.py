@@ -17,11 +17,7 @@ from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 
 
 class SlotForward(Forward):
-    """A forward pass with its own keys and values over shared weights.
-
-    Args:
-        weights: of the model.
-    """
+    """A forward pass with its own keys and values over shared weights."""
 
     cuts_rows = True
 

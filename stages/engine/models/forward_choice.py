@@ -53,10 +53,6 @@ def can_pack(model: Any, weights: str) -> bool:
 def pack_weights(model: Any, weights: str, *, batch_invariant: bool) -> PackedLlamaWeights:
     """Pack the weights of a model that `can_pack`.
 
-    Args:
-        model: a Hugging Face causal language model.
-        weights, batch_invariant: as for `PackedLlamaWeights`.
-
     Raises:
         ModelError: `codes`, `codes8` or `int4` without the compiled forward.
     """
@@ -97,9 +93,6 @@ class ForwardSearch:
     """Finds the first of a model's forward passes that is right.
 
     Args:
-        model: a Hugging Face causal language model.
-        name: for messages.
-        weights, batch_invariant: as for `LanguageModel`.
         pack: packs its weights, once; None where no forward pass computes with packed ones.
         read: computes the logits of whole texts, as `LanguageModel.read`.
     """

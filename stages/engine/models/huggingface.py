@@ -143,10 +143,7 @@ def _load_whole(made: Any, source: str, *, composite: bool = False, **options: A
     """Load a checkpoint and check that each of its tensors has its place.
 
     Args:
-        made: class of `transformers` that loads it.
-        source: hub name or folder.
         composite: the checkpoint holds more than a language model.
-        options: of `from_pretrained`.
 
     Raises:
         ModelError: tensors are missing, unexpected or of another shape.

@@ -233,7 +233,6 @@ class LanguageModel:
         """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence.
 
         Args:
-            row: an admitted sequence.
             start: number of its cached tokens before the pass.
             path: ascending indices among its new tokens: each but the first follows the one before it.
 
@@ -387,8 +386,6 @@ def load_model(
     """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
 
     Args:
-        source: hub name or folder.
-        dtype, device: type and device of its computation.
         weights, measurements, batch_invariant: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
 
     Raises:

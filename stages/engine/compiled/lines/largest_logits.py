@@ -49,7 +49,6 @@ class LargestLogits:
     ([[1, 0]], [['0.5', '0.2']], [[2.0]])
 
     Args:
-        count: K.
         temperature: of the sums, above 0.
     """
 

@@ -47,13 +47,7 @@ WEIGHTS = 15  # of the head's layers, each followed by its bias: the first, the 
 
 
 class PieceEstimates:
-    """Computes features and estimates of drafted pieces.
-
-    Args:
-        width: W.
-        inner: H.
-        layers: number of the head's inner layers.
-    """
+    """Computes features and estimates of drafted pieces."""
 
     def __init__(self, width: int, inner: int, layers: int) -> None:
         self._width, self._inner, self._layers = width, inner, layers

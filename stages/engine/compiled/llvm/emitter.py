@@ -25,8 +25,6 @@ class Emitter:
     """Emits one function of a module.
 
     Args:
-        module: in which the function is defined.
-        name: of the function.
         arguments: types of its arguments; it returns nothing.
     """
 

@@ -51,11 +51,8 @@ class Features:
         """Add, per number of 32 bits, the products of its parts with those of an input.
 
         Args:
-            emit: of the function.
-            totals: what is added to.
             codes: signed parts of 16 bits, or unsigned ones of 8 bits.
             inputs: signed parts.
-            bits: of a part.
         """
         if self.dots == 512:
             return _dot(emit, totals, codes, inputs, bits)
@@ -106,7 +103,6 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
 
     Args:
         made_from: all that the module depends on besides the code of `stages/engine/compiled`.
-        build: makes it.
     """
     _prepare()
     processor = llvm.get_host_cpu_name()

@@ -25,7 +25,6 @@ def exponential(emit: Emitter, x: Value) -> Value:
     The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier).
 
     Args:
-        emit: of the function.
         x: at most `HIGHEST`.
     """
     build = emit.builder
@@ -66,9 +65,6 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
     """Store a group of a row's inputs as a product reads them, and what its minimum is multiplied by.
 
     Args:
-        emit: of the function.
-        group: the inputs, in two vectors.
-        inputs: address of the group.
         sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs; if rounded to 8 bits,
             of the sums of both halves too.
         bits: of an input: 32, or 16 or 8 if rounded with one scale for the group.
