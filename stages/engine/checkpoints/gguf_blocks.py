@@ -83,7 +83,7 @@ def _read_q5_k(blocks_BX: Array) -> Groups:
 
 def _read_q2_k(blocks_BX: Array) -> Groups:
     both = blocks_BX[:, :16]
-    scales, minima = (one.astype(np.float32) for one in (both & 15, both >> 4))
+    scales, minima = (part.astype(np.float32) for part in (both & 15, both >> 4))
     return _read_k_bits(blocks_BX[:, 16:80], 2), _read_half(blocks_BX, 80) * scales, -_read_half(blocks_BX, 82) * minima
 
 

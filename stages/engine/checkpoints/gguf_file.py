@@ -177,22 +177,22 @@ def find_gguf(source: str) -> Path | None:
     Raises:
         ModelError: there is no such file, or several.
     """
-    path, (place, _, which) = Path(source), source.rpartition(":")
+    path, (folder, _, which) = Path(source), source.rpartition(":")
     if path.is_dir():
         return None if (path / "config.json").exists() or not _files_in(path) else _choose(_files_in(path), "", source)
-    if place and which and Path(place).is_dir() and not path.is_file():
-        return _choose(_files_in(Path(place)), which, place)
+    if folder and which and Path(folder).is_dir() and not path.is_file():
+        return _choose(_files_in(Path(folder)), which, folder)
     if path.is_file() or (path.suffix == ".gguf" and ":" not in path.name):
         return _require_file(path)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", place) and which:
-        return _find_on_hub(place, which)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", folder) and which:
+        return _find_on_hub(folder, which)
     return None
 
 
 def find_origin(source: str) -> Path | None:
     """Return the GGUF file that a folder was converted from: the only one in its own folder `gguf`."""
-    found = _files_in(Path(source) / ORIGIN) if Path(source).is_dir() else []
-    return found[0] if len(found) == 1 else None
+    files = _files_in(Path(source) / ORIGIN) if Path(source).is_dir() else []
+    return files[0] if len(files) == 1 else None
 
 
 def _require_file(path: Path) -> Path:
@@ -205,8 +205,8 @@ def _require_file(path: Path) -> Path:
 
 def _files_in(folder: Path) -> list[Path]:
     """Return the GGUF files of a folder that are models, and of a divided one the first part."""
-    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
-    return [path for path in found if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
+    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    return [path for path in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
 
 
 def _matches(name: str, which: str) -> bool:
@@ -216,14 +216,14 @@ def _matches(name: str, which: str) -> bool:
     return stem == wanted or bool(re.search(rf"[.-]{re.escape(wanted)}$", stem))
 
 
-def _choose(files: list[Path], which: str, place: str) -> Path:
-    found = [path for path in files if not which or _matches(path.name, which)]
-    if len(found) == 1:
-        return found[0]
+def _choose(files: list[Path], which: str, folder: str) -> Path:
+    matching = [path for path in files if not which or _matches(path.name, which)]
+    if len(matching) == 1:
+        return matching[0]
     names = ", ".join(path.name for path in files[:8]) or "none"
     raise ModelError(
-        f"{place} must have one GGUF file{f' of {which!r}' if which else ''}, but has {len(found)} of: {names}; "
-        f"name one: {place}:{files[0].name if files else 'FILE.gguf'}"
+        f"{folder} must have one GGUF file{f' of {which!r}' if which else ''}, but has {len(matching)} of: {names}; "
+        f"name one: {folder}:{files[0].name if files else 'FILE.gguf'}"
     )
 
 

@@ -107,8 +107,8 @@ def require_reader(file: GgufFile) -> None:
     Raises:
         ModelError: it does not.
     """
-    place = "transformers.integrations.gguf"
-    if find_spec(place) and import_module(place).is_gguf_arch_supported(file.architecture):
+    module = "transformers.integrations.gguf"
+    if find_spec(module) and import_module(module).is_gguf_arch_supported(file.architecture):
         return
     raise ModelError(
         f"{file.path} must be of an architecture that is read exactly ({', '.join(_FAMILIES)}, or one that "
@@ -227,8 +227,8 @@ def _rope(file: GgufFile, head: int) -> dict[str, Any]:
         sliding = {"rope_type": "default", "rope_theta": file.field("rope.freq_base_swa", 10000.0)}
         return {"rope_parameters": {"full_attention": parameters, "sliding_attention": sliding}}
     original = parameters.get("original_max_position_embeddings")
-    own = {"original_max_position_embeddings": original} if file.architecture == "phi3" and original else {}
-    return {"rope_parameters": parameters, **own}
+    outer = {"original_max_position_embeddings": original} if file.architecture == "phi3" and original else {}
+    return {"rope_parameters": parameters, **outer}
 
 
 def _rope_scaling(file: GgufFile, head: int, longest: int) -> dict[str, Any]:
@@ -336,15 +336,15 @@ def _convert(file: GgufFile, config: Any, name: str, sources: list[str]) -> Tens
         return weight[order]
     if family.offset_norms and sources[0].endswith("norm.weight"):
         return weight.float() - 1
-    own = sources[0].split(".")[-2]
-    return weight.unsqueeze(0) if own == "ffn_gate_inp_shexp" and weight.dim() == 1 else weight
+    part = sources[0].split(".")[-2]
+    return weight.unsqueeze(0) if part == "ffn_gate_inp_shexp" and weight.dim() == 1 else weight
 
 
 def _order_rows(file: GgufFile, config: Any, source: str, rows: int) -> Tensor | None:
     """Return which row of a tensor of the file is which row of the weight; None if they are in the same order."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": getattr(config, "num_key_value_heads", None)}
-    own = source.split(".")[-2]
-    if not _FAMILIES[file.architecture].permuted or own not in heads:
+    part = source.split(".")[-2]
+    if not _FAMILIES[file.architecture].permuted or part not in heads:
         return None
-    number = heads[own] or config.num_attention_heads
+    number = heads[part] or config.num_attention_heads
     return torch.arange(rows).reshape(number, rows // number // 2, 2).transpose(1, 2).reshape(-1)

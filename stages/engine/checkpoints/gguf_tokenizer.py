@@ -107,8 +107,8 @@ def _other_kind(metadata: Mapping[str, Any], kind: str, name: str) -> Tokenizer:
     Raises:
         ModelError: `transformers` has no rule for the kind of vocabulary.
     """
-    place = "gguf" if find_spec("transformers.integrations.gguf") else "ggml"  # the second before transformers 5.23
-    convert = import_module(f"transformers.integrations.{place}").convert_gguf_tokenizer
+    module = "gguf" if find_spec("transformers.integrations.gguf") else "ggml"  # the second before transformers 5.23
+    convert = import_module(f"transformers.integrations.{module}").convert_gguf_tokenizer
     fields = "tokens scores token_type merges add_space_prefix".split()
     described = {field: metadata[key] for field in fields if (key := f"tokenizer.ggml.{field}") in metadata}
     backend: Tokenizer

@@ -84,10 +84,10 @@ def _folder_of(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     try:
-        found = try_to_load_from_cache(source, "config.json")
+        cached = try_to_load_from_cache(source, "config.json")
     except ValueError:  # no name of the hub
-        found = None
-    return Path(found).parent if isinstance(found, str) else Path(source)
+        cached = None
+    return Path(cached).parent if isinstance(cached, str) else Path(source)
 
 
 def require_plausible_normalizer(source: str) -> None:

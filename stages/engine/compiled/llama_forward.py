@@ -50,8 +50,8 @@ class CompiledLlamaForward(SlotForward):
         return CompiledLlamaForward(self.weights)
 
     @override
-    def _begin(self, place: int) -> int:
-        return self._lots.get(place, place) * self._capacity
+    def _begin(self, row: int) -> int:
+        return self._lots.get(row, row) * self._capacity
 
     @override
     def move(self, source: int, destination: int, length: int) -> None:
@@ -159,7 +159,7 @@ class _TableWriter:
     def list_layer(self, layer: CompiledLayer, cache: int, *, slides: bool) -> Iterator[dict[Field, int]]:
         """Yield the steps of a layer."""
         joined, mixed, opened = (
-            one.data_ptr() for one in (self.buffers.joined, self.buffers.mixed, self.buffers.opened)
+            buffer.data_ptr() for buffer in (self.buffers.joined, self.buffers.mixed, self.buffers.opened)
         )
         yield from self._enter(layer.attention, joined)
         norms = {Field.WEIGHTS: _address(layer.query_norm), Field.KEY_WEIGHTS: _address(layer.key_norm)}
@@ -262,17 +262,17 @@ class _Lines:
         self._keys: list[int] = []
         self._window_keys: list[int] | None = None if window is None else []
         self._branches: list[int] = []
-        for row, (begin, own) in enumerate(zip(begins, batch.slots, strict=True)):
-            self._slots.extend(range(begin + own.start, begin + own.stop))
+        for row, (begin, slots) in enumerate(zip(begins, batch.slots, strict=True)):
+            self._slots.extend(range(begin + slots.start, begin + slots.stop))
             if batch.paths is None and window is None:  # as below, for most passes
-                for slot in own:
+                for slot in slots:
                     self._keys += (begin, slot + 1, 0, 0)
                 continue
-            for number in range(len(own)):
+            for number in range(len(slots)):
                 path = None if batch.paths is None else batch.paths[row][number]
-                self._keys += self._list_keys(begin, own.start, number, path, None)
+                self._keys += self._list_keys(begin, slots.start, number, path, None)
                 if self._window_keys is not None:
-                    self._window_keys += self._list_keys(begin, own.start, number, path, window)
+                    self._window_keys += self._list_keys(begin, slots.start, number, path, window)
 
     def _list_keys(
         self, begin: int, start: int, number: int, path: Sequence[int] | None, window: int | None
@@ -288,10 +288,10 @@ class _Lines:
             seen = start + number + 1
             consecutive = seen if window is None else min(seen, window)
             return begin + seen - consecutive, consecutive, branch, 0
-        own = path if window is None else path[-window:]
-        consecutive = start if window is None else min(start, window - len(own))
-        self._branches.extend(begin + start + token for token in own)
-        return begin + start - consecutive, consecutive, branch, len(own)
+        seen_path = path if window is None else path[-window:]
+        consecutive = start if window is None else min(start, window - len(seen_path))
+        self._branches.extend(begin + start + token for token in seen_path)
+        return begin + start - consecutive, consecutive, branch, len(seen_path)
 
     def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple["array[int]", "array[int]"]:
         """Return the numbers, and the header with their addresses. Keep both during the pass."""

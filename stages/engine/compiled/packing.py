@@ -109,7 +109,7 @@ def pack_matrix(
         return PackedMatrix(ProductKind(16 if exact else 32), outputs, inputs // GROUP, data, nothing, nothing, bias)
     signed = is_centred(groups)
     stored = [groups.scale_OG] if signed else [groups.scale_OG, groups.minimum_OG]
-    wide = not all(torch.equal(one.half().float(), one) for one in stored)
+    wide = not all(torch.equal(values.half().float(), values) for values in stored)
     scales, minima = (
         _pad(one_OG.to(torch.float32 if wide else torch.float16)).unflatten(0, (-1, VECTOR_SIZE)).mT.contiguous()
         for one_OG in (groups.scale_OG, torch.empty(0, 1) if signed else groups.minimum_OG)

@@ -107,8 +107,8 @@ def make_tree_mask(
         left: whether short rows are padded on the left.
     """
     width, size, seen = max(map(len, paths)), len(keys), window or keys.stop
-    padding: list[list[Sequence[int]]] = [[()] * (width - len(own)) for own in paths]
-    lines = [[*pad, *own] if left else [*own, *pad] for own, pad in zip(paths, padding, strict=True)]
+    padding: list[list[Sequence[int]]] = [[()] * (width - len(row_paths)) for row_paths in paths]
+    lines = [[*pad, *row_paths] if left else [*row_paths, *pad] for row_paths, pad in zip(paths, padding, strict=True)]
     shown: list[int] = []  # pairs as indices of the flat mask
     for row, (start, line) in enumerate(zip(starts, lines, strict=True)):
         for query, path in enumerate(line, row * width):

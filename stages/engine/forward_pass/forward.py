@@ -138,11 +138,11 @@ class Forward(Protocol):
         """Whether the tensors of `read_cache` have tokens as their last dimension but one, and can be cut there."""
         ...
 
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
+    def read_cache(self, row: int, length: int) -> list[Tensor]:
         """Return views of the keys and values of a row's first tokens; an empty list if the cache is empty."""
         ...
 
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+    def write_cache(self, row: int, kept: Sequence[Tensor], start: int = 0) -> None:
         """Write keys and values that `read_cache` returned to a reserved row, or a cut of them from `start` on."""
         ...
 
@@ -158,7 +158,7 @@ class Forward(Protocol):
         """
         ...
 
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+    def keep(self, row: int, start: int, path: Sequence[int]) -> None:
         """Keep the new tokens of a path of the last pass, as if the row had read nothing else.
 
         Args:

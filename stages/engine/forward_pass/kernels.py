@@ -233,9 +233,9 @@ class KernelMaker:
     def _make_in_type(self, weight_OI: Tensor, matrix: Matrix) -> Kernel:
         """Make a kernel in the type of the weights, for inputs in the type of the matrix."""
         kind, made = ("packed", PackedLinear) if can_pack(weight_OI) else ("plain", DenseLinear)
-        own = weight_OI.dtype == matrix.weight_OI.dtype
-        self._used.add(kind if own else f"{kind} {str(weight_OI.dtype).removeprefix('torch.')}")
-        kernel: Kernel = made(weight_OI, matrix.bias_O if own else None)
-        if not own:
+        same_type = weight_OI.dtype == matrix.weight_OI.dtype
+        self._used.add(kind if same_type else f"{kind} {str(weight_OI.dtype).removeprefix('torch.')}")
+        kernel: Kernel = made(weight_OI, matrix.bias_O if same_type else None)
+        if not same_type:
             kernel = InTypeLinear(kernel, weight_OI.dtype, matrix.bias_O)
         return NeverAloneLinear(kernel) if self._batch_invariant else kernel

@@ -47,10 +47,10 @@ class Measurements:
         if self.recorded is not None and name in self.recorded:
             return self.recorded[name]
         here = processor_name(), os.cpu_count(), torch.get_num_threads(), torch.__version__
-        found = _read_or_measure(cache_path(kind, digest_json(kind, key, *here), "json"), measure)
+        measured = _read_or_measure(cache_path(kind, digest_json(kind, key, *here), "json"), measure)
         if self.recorded is not None:
-            self.recorded[name] = found
-        return found
+            self.recorded[name] = measured
+        return measured
 
     def measure_once(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
         """Return the recorded measurement of the run; measure at its first call, and do not look at earlier runs.
@@ -69,7 +69,7 @@ def _read_or_measure(path: Path | None, measure: Callable[[], Any]) -> Any:
     if path:
         with suppress(OSError, ValueError):
             return json.loads(path.read_text(encoding="utf-8"))
-    found = measure()
+    measured = measure()
     if path:
-        write_atomically(path, lambda file: file.write(json.dumps(found).encode()))
-    return found
+        write_atomically(path, lambda file: file.write(json.dumps(measured).encode()))
+    return measured

@@ -48,12 +48,12 @@ class ModuleForward(Forward):
         return self._cache.trash
 
     @override
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
-        return self._cache.read_row(place, length)
+    def read_cache(self, row: int, length: int) -> list[Tensor]:
+        return self._cache.read_row(row, length)
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
-        self._cache.write_row(place, kept, start)
+    def write_cache(self, row: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        self._cache.write_row(row, kept, start)
 
     @override
     def reserve(self, rows: int, capacity: int) -> None:
@@ -64,8 +64,8 @@ class ModuleForward(Forward):
         self._cache.move(source, destination, length)
 
     @override
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
-        self._cache.keep(place, start, path)
+    def keep(self, row: int, start: int, path: Sequence[int]) -> None:
+        self._cache.keep(row, start, path)
 
     @override
     def refresh(self) -> None:
@@ -80,7 +80,7 @@ class ModuleForward(Forward):
         width, trash, device = max(batch.counts), self._cache.trash, self._model.device
         # Rows are aligned on the right; the padding on the left is written to the trash slot.
         ids = [[0] * (width - len(new)) + list(new) for new in batch.tokens]
-        slots = [[trash] * (width - len(own)) + list(own) for own in batch.slots]
+        slots = [[trash] * (width - len(slots_of_row)) + list(slots_of_row) for slots_of_row in batch.slots]
         ids_BQ, slots_BQ = torch.tensor([ids, slots], device=device)
         self._cache.place(batch.first, slots_BQ, batch.seen)
         if batch.paths is None:
@@ -107,10 +107,10 @@ def _place_trees(
 ) -> AttentionPositions:
     """Return the positions of rows whose new tokens are trees with these paths, padded on the left."""
     width = max(batch.counts)
-    queries = [[*[0] * (width - len(own)), *own] for own in batch.positions]
+    queries = [[*[0] * (width - len(positions)), *positions] for positions in batch.positions]
     keys = [
-        [*range(start), *own, *range(start + len(own), batch.seen)]
-        for start, own in zip(batch.starts, batch.positions, strict=True)
+        [*range(start), *positions, *range(start + len(positions), batch.seen)]
+        for start, positions in zip(batch.starts, batch.positions, strict=True)
     ]
     allowed_BQK = make_tree_mask(batch.starts, paths, range(batch.seen), device, left=True)
     return AttentionPositions(
@@ -165,11 +165,11 @@ class RowCache(Cache):
         for layer in (*self._keys, *self._values):
             layer[destination, :, :length] = layer[source, :, :length]
 
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+    def keep(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move the slots `start + path[i]` of a row to `start + i`; the indices ascend."""
         slots_P = torch.tensor(path, device=self._keys[0].device) + start
         for layer in (*self._keys, *self._values):
-            row_HKE = layer[place]
+            row_HKE = layer[row]
             row_HKE[:, start : start + len(path)] = row_HKE[:, slots_P]
 
     @property
@@ -177,17 +177,17 @@ class RowCache(Cache):
         """Size of all keys and values in bytes."""
         return sum(layer.numel() * layer.element_size() for layer in (*self._keys, *self._values))
 
-    def read_row(self, place: int, length: int) -> list[Tensor]:
+    def read_row(self, row: int, length: int) -> list[Tensor]:
         """Return views of a row's first keys, by layer, then of its values; an empty list if the cache is empty."""
-        return [layer[place, :, :length] for layer in (*self._keys, *self._values)]
+        return [layer[row, :, :length] for layer in (*self._keys, *self._values)]
 
-    def write_row(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+    def write_row(self, row: int, kept: Sequence[Tensor], start: int = 0) -> None:
         """Write keys and values that `read_row` returned, from the slot `start` on."""
         half = len(kept) // 2
         for layers, tensors in ((self._keys, kept[:half]), (self._values, kept[half:])):
             layers.extend(self._allocate(tokens[None]) for tokens in tensors[len(layers) :])
             for layer, tokens in zip(layers, tensors, strict=True):
-                layer[place, :, start : start + tokens.shape[1]] = tokens
+                layer[row, :, start : start + tokens.shape[1]] = tokens
 
     @property
     def trash(self) -> int:

@@ -91,22 +91,22 @@ def shorten_spans(model: Any) -> Iterator[None]:
     config = model.config.get_text_config()
     windows = {name: getattr(config, name) for name in SHORTENED if (getattr(config, name, None) or 0) > SPAN}
     switch, parameters = find_rope_switch(config), getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
-    switching = [one for one in kinds if switch is not None and one.get("original_max_position_embeddings")]
-    lengths = [one["original_max_position_embeddings"] for one in switching]
+    kinds = [rope for rope in (parameters, *parameters.values()) if isinstance(rope, dict)]
+    switching = [rope for rope in kinds if switch is not None and rope.get("original_max_position_embeddings")]
+    lengths = [rope["original_max_position_embeddings"] for rope in switching]
     if switching:  # the first pass computes the frequencies of longer texts, from the real length, and keeps them
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
     try:
         for name in windows:
             setattr(config, name, SPAN)
-        for one in switching:
-            one["original_max_position_embeddings"] = min(2 * SPAN, one["original_max_position_embeddings"])
+        for rope in switching:
+            rope["original_max_position_embeddings"] = min(2 * SPAN, rope["original_max_position_embeddings"])
         yield
     finally:
         for name, window in windows.items():
             setattr(config, name, window)
-        for one, length in zip(switching, lengths, strict=True):
-            one["original_max_position_embeddings"] = length
+        for rope, length in zip(switching, lengths, strict=True):
+            rope["original_max_position_embeddings"] = length
 
 
 def _make_text(length: int, model: Any) -> list[int]:
@@ -201,15 +201,15 @@ class _ProofReader:
         """Read right tokens and then wrong ones of some rows, keep the logits of the right ones, and roll back."""
         first, rows = min(reads), range(min(reads), max(reads) + 1)
         right = [self.texts[row][self._lengths[row] :][: reads[row][0]] for row in rows]
-        wrong = [[1 + place for place in range(reads[row][1])] for row in rows]
+        wrong = [[1 + index for index in range(reads[row][1])] for row in rows]
         tokens = [[*good, *bad] for good, bad in zip(right, wrong, strict=True)]
         counts = [len(new) if wanted is None else wanted for new in tokens]
         starts = [self._lengths[row] for row in rows]
         logits_NV, _ = self._forward(ForwardBatch(first, tokens, starts, counts, hidden=wanted is None))
         begin = 0
         for row, good, count in zip(rows, right, counts, strict=True):
-            for place in range(min(count, len(good))):
-                self.found.append((row, self._lengths[row] + place, logits_NV[begin + place]))
+            for index in range(min(count, len(good))):
+                self.found.append((row, self._lengths[row] + index, logits_NV[begin + index]))
             begin += count
             self._lengths[row] += len(good)
 
@@ -283,12 +283,12 @@ class _TreeReader:
 
     def read(self, *parents: Sequence[int]) -> None:
         """Read new tokens with these parents, per row."""
-        self._read = [[next(self._unread) for _ in own] for own in parents]
+        self._read = [[next(self._unread) for _ in row_parents] for row_parents in parents]
         counts, starts = list(map(len, parents)), list(map(len, self._texts))
         logits_NV, _ = self._forward(ForwardBatch(0, self._read, starts, counts, parents=parents))
-        for row, (own, found_QV) in enumerate(zip(parents, logits_NV.split(counts), strict=True)):
-            for token, path in enumerate(find_paths(own)):
-                if token not in own:  # nothing follows it
+        for row, (row_parents, found_QV) in enumerate(zip(parents, logits_NV.split(counts), strict=True)):
+            for token, path in enumerate(find_paths(row_parents)):
+                if token not in row_parents:  # nothing follows it
                     text = [*self._texts[row], *(self._read[row][node] for node in path)]
                     expected_QV = read_at_once(self._model, text)[-len(path) :]
                     pairs = zip(found_QV[path].float(), expected_QV, strict=True)
@@ -303,8 +303,8 @@ class _TreeReader:
 def proof_key(model: Any, *parts: object) -> list[Any]:
     """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
     code = hashlib.sha256()
-    own = Path(__file__).parent
-    folders = (own, *map(own.with_name, ("compiled", "models", "quantisation")))
+    folder_of_proofs = Path(__file__).parent
+    folders = (folder_of_proofs, *map(folder_of_proofs.with_name, ("compiled", "models", "quantisation")))
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         code.update(path.read_bytes())
     for buffer in model.buffers():  # weights of quantised models

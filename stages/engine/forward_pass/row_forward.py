@@ -30,8 +30,8 @@ def find_rope_switch(config: Any) -> int | None:
     The model then computes the keys of a whole text with other frequencies, from its first token on.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
-    lengths = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    kinds = [kind for kind in (parameters, *parameters.values()) if isinstance(kind, dict)]
+    lengths = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
     return min((length for length in lengths if length), default=None)
 
 
@@ -56,9 +56,9 @@ class _Row:
                 layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
             self.tokens = self.tokens[:length]
             return []
-        self.copies = [(place, cache) for place, cache in self.copies if place <= length]
-        place, cache = self.copies[-1] if self.copies else (0, None)
-        again, self.tokens, self.cache = self.tokens[place:length], self.tokens[:place], copy.deepcopy(cache)
+        self.copies = [(copied, cache) for copied, cache in self.copies if copied <= length]
+        copied, cache = self.copies[-1] if self.copies else (0, None)
+        again, self.tokens, self.cache = self.tokens[copied:length], self.tokens[:copied], copy.deepcopy(cache)
         return again
 
     def keep_copy(self) -> None:
@@ -115,18 +115,18 @@ class RowForward(Forward):
         return max((len(row.tokens) for row in self._rows), default=0)
 
     @override
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
+    def read_cache(self, index: int, length: int) -> list[Tensor]:
         """Return one tensor, the bytes of the row's tokens and states: they are lists of objects of `transformers`."""
-        row, file = self._rows[place], io.BytesIO()
+        row, file = self._rows[index], io.BytesIO()
         torch.save({"tokens": row.tokens, "cache": row.cache, "copies": row.copies}, file)
         return [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)]
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+    def write_cache(self, index: int, kept: Sequence[Tensor], start: int = 0) -> None:
         file = io.BytesIO(kept[0].cpu().numpy().tobytes())
         with torch.serialization.safe_globals(_cache_classes(self._model)):  # no other class of a checkpoint is loaded
             saved = torch.load(file, weights_only=True, map_location=self._model.device)
-        self._rows[place] = _Row(saved["tokens"], saved["cache"], saved["copies"])
+        self._rows[index] = _Row(saved["tokens"], saved["cache"], saved["copies"])
 
     @override
     def reserve(self, rows: int, capacity: int) -> None:
@@ -138,7 +138,7 @@ class RowForward(Forward):
             self._rows[destination], self._rows[source] = self._rows[source], _Row()
 
     @override
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+    def keep(self, index: int, start: int, path: Sequence[int]) -> None:
         """Do nothing: the path of a chain is its first tokens, and the next pass rolls back."""
         if list(path) != list(range(len(path))):
             raise ValueError(f"{self.name} reads chains, whose paths are their first tokens; got {list(path)}")
@@ -183,7 +183,7 @@ class RowForward(Forward):
         switch = find_rope_switch(self._model.config.get_text_config())
         below = len(tokens) if switch is None else min(len(tokens), max(0, switch - len(row.tokens)))
         step = 1 if self._reading is Reading.STEPWISE and row.cache is not None else len(tokens)
-        parts = [tokens[place : min(place + step, below)] for place in range(0, below, step)]
+        parts = [tokens[start : min(start + step, below)] for start in range(0, below, step)]
         outputs = [self._pass(row, part, wanted, hidden=hidden) for part in parts]
         if above := tokens[below:]:
             if switch is not None and len(row.tokens) <= switch:
@@ -225,25 +225,25 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
+        for part in value.values():
+            yield from _tensors(part)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+        for part in value:
+            yield from _tensors(part)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
 
 
 def _cache_classes(model: Any) -> list[Any]:
     """Return the classes of which the caches of a model are made: those of the library, and of the model's module."""
-    own = vars(sys.modules[type(model).__module__]).values()
+    members = vars(sys.modules[type(model).__module__]).values()
     roots = cache_utils.Cache, cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin
     dummy = getattr(cache_utils, "DummyLayer", None)  # transformers 5.19 has none
-    found: list[Any] = [dummy] if dummy else []
-    found += [one for one in own if isinstance(one, type) and one.__name__.endswith("Cache")]
+    classes: list[Any] = [dummy] if dummy else []
+    classes += [made for made in members if isinstance(made, type) and made.__name__.endswith("Cache")]
     waiting: list[Any] = list(roots)
     while waiting:
-        one = waiting.pop()
-        found.append(one)
-        waiting += one.__subclasses__()
-    return found
+        made = waiting.pop()
+        classes.append(made)
+        waiting += made.__subclasses__()
+    return classes

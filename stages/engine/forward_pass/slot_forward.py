@@ -57,18 +57,18 @@ class SlotForward(Forward):
     def capacity(self) -> int:
         return self._capacity
 
-    def _begin(self, place: int) -> int:
+    def _begin(self, row: int) -> int:
         """Return the first slot of a row."""
-        return place * self._capacity
+        return row * self._capacity
 
     @override
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
-        begin = self._begin(place)
+    def read_cache(self, row: int, length: int) -> list[Tensor]:
+        begin = self._begin(row)
         return [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
-        begin = self._begin(place) + start
+    def write_cache(self, row: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        begin = self._begin(row) + start
         for cache_SX, slots in zip(self._caches_SX, kept, strict=True):
             cache_SX[begin : begin + len(slots)] = slots
 
@@ -95,8 +95,8 @@ class SlotForward(Forward):
             cache_SX[new : new + length] = cache_SX[old : old + length]
 
     @override
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
-        begin = self._begin(place) + start
+    def keep(self, row: int, start: int, path: Sequence[int]) -> None:
+        begin = self._begin(row) + start
         slots_P = torch.tensor(path, device=self.weights.device) + begin
         for cache_SX in self._caches_SX:
             cache_SX[begin : begin + len(path)] = cache_SX[slots_P]

@@ -24,7 +24,7 @@ _CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors",
 
 def adapter_name(target: str) -> str:
     """Return a name for a target's adapter: unique per target, valid inside module names, and no module's own name."""
-    return "for_" + re.sub(r"[\W_]", lambda found: f"_{ord(found[0]):x}_", target)
+    return "for_" + re.sub(r"[\W_]", lambda match: f"_{ord(match[0]):x}_", target)
 
 
 def add_adapter(model: Any, name: str, rank: int, seed: int) -> None:
@@ -84,9 +84,9 @@ def save_adapter(model: Any, name: str, folder: Path) -> None:
     """Write an adapter as peft does, so that `PeftModel.from_pretrained` loads it over the bare drafter."""
     folder.mkdir(parents=True)
     model.peft_config[name].save_pretrained(folder)
-    own = {weight: tensor for weight, tensor in model.named_parameters() if is_adapter_weight(weight, name)}
+    weights = {weight: tensor for weight, tensor in model.named_parameters() if is_adapter_weight(weight, name)}
     save_file(
-        {_peft_key(weight, name): tensor.detach().contiguous() for weight, tensor in own.items()}, folder / _WEIGHTS
+        {_peft_key(weight, name): tensor.detach().contiguous() for weight, tensor in weights.items()}, folder / _WEIGHTS
     )
 
 
@@ -104,25 +104,25 @@ def read_adapter(model: Any, name: str, folder: Path) -> list[Tensor]:
         saved = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder / _WEIGHTS} must hold the weights of an adapter, but: {error}") from error
-    own = {
+    expected = {
         _peft_key(weight, name): tensor
         for weight, tensor in model.named_parameters()
         if is_adapter_weight(weight, name)
     }
     shapes = {key: tensor.shape for key, tensor in saved.items()}
-    if shapes != {key: tensor.shape for key, tensor in own.items()}:
+    if shapes != {key: tensor.shape for key, tensor in expected.items()}:
         raise ModelError(
             f"the adapter in {folder} must have the shape of this drafter's (same layers, same rank); set "
             "learn.lora_rank as it was when the adapter was trained"
         )
-    return [saved[key] for key in own]
+    return [saved[key] for key in expected]
 
 
 @torch.no_grad()
 def load_adapter(model: Any, name: str, folder: Path) -> None:
     """Load a saved adapter into the injected one of that name. Raises as `read_adapter`."""
-    own = [weight for key, weight in model.named_parameters() if is_adapter_weight(key, name)]
-    for weight, saved in zip(own, read_adapter(model, name, folder), strict=True):
+    weights = [weight for key, weight in model.named_parameters() if is_adapter_weight(key, name)]
+    for weight, saved in zip(weights, read_adapter(model, name, folder), strict=True):
         weight.copy_(saved)
 
 
@@ -183,9 +183,9 @@ def merge_lora(model: Any, source: str) -> Any:
             f"the adapter in {source!r} must fit its base model, but: {str(error).strip().splitlines()[-1].strip()}; "
             f"name the base model that it was trained on in {_CONFIG}"
         ) from error
-    own, saved = set(get_peft_model_state_dict(adapted)), set(_read_saved(Path(source)))
-    if own != saved:
-        strays = sorted(own ^ saved)
+    expected, saved = set(get_peft_model_state_dict(adapted)), set(_read_saved(Path(source)))
+    if expected != saved:
+        strays = sorted(expected ^ saved)
         raise ModelError(
             f"the adapter in {source!r} must fit its base model, but {len(strays)} tensors have no counterpart: "
             f"{', '.join(strays[:3])}; name the base model that it was trained on in {_CONFIG}"

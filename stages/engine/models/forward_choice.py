@@ -117,15 +117,15 @@ class ForwardSearch:
         return self._weights in ROUNDING or self._batch_invariant
 
     def _list_candidates(self) -> dict[str, Callable[[], Forward]]:
-        found: dict[str, Callable[[], Forward]] = {}
+        candidates: dict[str, Callable[[], Forward]] = {}
         if pack := self._pack:
-            found[PACKED] = lambda: make_forward(pack())
+            candidates[PACKED] = lambda: make_forward(pack())
         if self._needs_packed:
-            return found
+            return candidates
         # With modules, one row beyond a switch of the rotary frequencies would change those of all rows.
         if find_rope_switch(self._model.config.get_text_config()) is None:
-            found["modules"] = lambda: ModuleForward(self._model)
-        return found | {reading.name.lower(): partial(RowForward, self._model, reading) for reading in Reading}
+            candidates["modules"] = lambda: ModuleForward(self._model)
+        return candidates | {reading.name.lower(): partial(RowForward, self._model, reading) for reading in Reading}
 
     def prove(self) -> dict[str, Any]:
         """Prove the candidates in turn, until one is right.

@@ -231,8 +231,8 @@ def find_tokenizer_file(source: str) -> Path:
     """Return the `tokenizer.json` of a folder, or of a model of the hub, which is fetched. It need not exist."""
     if Path(source).is_dir():
         return Path(source) / "tokenizer.json"
-    found = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-    return Path(found or "no tokenizer.json")
+    cached = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    return Path(cached or "no tokenizer.json")
 
 
 def _drop_tokens_without_output(tokenizer: Any, source: str) -> Any:
@@ -348,8 +348,8 @@ def read_licence(source: str) -> str | None:
         if file := find_gguf(source):
             licence = read_gguf(file).metadata.get("general.license")
             return str(licence) if licence else None
-        found = Path(source) / "README.md" if Path(source).is_dir() else try_to_load_from_cache(source, "README.md")
-        text = Path(found).read_text(encoding="utf-8") if isinstance(found, str | Path) else ""
+        card = Path(source) / "README.md" if Path(source).is_dir() else try_to_load_from_cache(source, "README.md")
+        text = Path(card).read_text(encoding="utf-8") if isinstance(card, str | Path) else ""
         licence = ModelCard(text).data.to_dict().get("license") if text.startswith("---") else None
     except (
         OSError,

@@ -158,11 +158,11 @@ class LanguageModel:
     @torch.inference_mode()  # the cache's tensors are made in it
     def release(self, row: SequenceState) -> None:
         """Remove a sequence; the last row of the cache moves to its index."""
-        place = self._order.index(row)
+        index = self._order.index(row)
         last = self._order.pop()
         if last is not row:
-            self.forward_pass.move(len(self._order), place, self._lengths[last])
-            self._order[place] = last
+            self.forward_pass.move(len(self._order), index, self._lengths[last])
+            self._order[index] = last
         del self._lengths[row]
 
     def mask_without(self, allowed: Collection[int]) -> Tensor:
@@ -185,18 +185,18 @@ class LanguageModel:
             self.model, self.name, self.weights, pack, self.read, batch_invariant=self.batch_invariant
         )
         key = proof_key(self.model, fingerprint(self), self.weights, self.batch_invariant, *search.candidates)
-        found = self.measurements.get_or_measure("proof", key, search.prove)
-        if found["longest"] and found["longest"] < self.max_length:
+        proof = self.measurements.get_or_measure("proof", key, search.prove)
+        if proof["longest"] and proof["longest"] < self.max_length:
             LOG.warning(
                 "%s: texts end at %d tokens: its configuration names that span, and no longer text was checked",
                 self.name,
-                found["longest"],
+                proof["longest"],
             )
-            self.max_length = found["longest"]
-        self.attends_anywhere, self.reads_trees = found["branches"], found["trees"]
-        if found["forward"] != PACKED:
+            self.max_length = proof["longest"]
+        self.attends_anywhere, self.reads_trees = proof["branches"], proof["trees"]
+        if proof["forward"] != PACKED:
             self._packed_weights = None
-            self.forward_pass = search.candidates[found["forward"]]()
+            self.forward_pass = search.candidates[proof["forward"]]()
 
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""
@@ -206,8 +206,8 @@ class LanguageModel:
     def state_dict(self, rows: Collection[SequenceState]) -> State:
         """Return the caches of these of its rows: keys and values bit for bit."""
         cached = [
-            (row, self._lengths[row], self.forward_pass.read_cache(place, self._lengths[row]))
-            for place, row in enumerate(self._order)
+            (row, self._lengths[row], self.forward_pass.read_cache(index, self._lengths[row]))
+            for index, row in enumerate(self._order)
             if row in rows
         ]
         return {"capacity": self.forward_pass.capacity, "rows": cached}
@@ -218,8 +218,8 @@ class LanguageModel:
         self._lengths = {row: length for row, length, _ in state["rows"]}
         if self._order:
             self.forward_pass.reserve(len(self._order), state["capacity"])
-        for place, (_, _, tensors) in enumerate(state["rows"]):
-            self.forward_pass.write_cache(place, [tensor.to(self.device) for tensor in tensors])
+        for index, (_, _, tensors) in enumerate(state["rows"]):
+            self.forward_pass.write_cache(index, [tensor.to(self.device) for tensor in tensors])
 
     def length(self, row: SequenceState) -> int:
         """Return the number of cached tokens of a sequence."""
@@ -284,7 +284,7 @@ class LanguageModel:
     def _check_parents(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
         if list(map(len, parents)) != list(map(len, tokens)):
             raise ValueError(f"every new token needs a parent, got {parents} for {list(map(len, tokens))} tokens")
-        if not all(-1 <= parent < token for own in parents for token, parent in enumerate(own)):
+        if not all(-1 <= parent < token for row_parents in parents for token, parent in enumerate(row_parents)):
             raise ValueError(f"a new token must follow an earlier one, or the cached ones (-1), got {parents}")
         if not self.reads_trees and not all(map(is_chain, parents)):
             raise ValueError(f"{self.name} ({self.forward_pass.name}) reads chains only, got the parents {parents}")
@@ -300,8 +300,8 @@ class LanguageModel:
     @torch.no_grad()
     def load_weights(self, weights: Sequence[Tensor]) -> None:
         """Copy values into the trained weights; they take effect in the next pass."""
-        for own, new in zip(self.trained_weights, weights, strict=True):
-            own.copy_(new)
+        for current, new in zip(self.trained_weights, weights, strict=True):
+            current.copy_(new)
         self._changes.count += 1
         self.forward_pass.refresh()
 
@@ -315,8 +315,8 @@ class LanguageModel:
         """The weights that training changes, always in the same order: the adapter's if there is one, else all, and the
         extra ones.
         """
-        own = [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
-        return [*own, *self.extra.parameters()] if self.extra else own
+        trained = [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+        return [*trained, *self.extra.parameters()] if self.extra else trained
 
     def _is_trained(self, weight: str) -> bool:
         return self.adapter is None or is_adapter_weight(weight, self.adapter)

@@ -78,9 +78,9 @@ def _load_error(what: str, source: str, error: Exception) -> str:
 
 
 def _not_found(what: str, source: str, reason: str) -> str:
-    place = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
+    where = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
     return (
-        f"a {what} must load from {source!r}: {place} did not give one ({reason}); name a folder that save_pretrained "
+        f"a {what} must load from {source!r}: {where} did not give one ({reason}); name a folder that save_pretrained "
         "wrote, a .gguf file, a hub model that this machine can reach, or builtin:NAME"
     )
 
@@ -136,8 +136,8 @@ def _first_line(error: Exception, longest: int = 300) -> str:
 def read_config(source: str) -> dict[str, Any]:
     """Return the configuration of a folder or cached hub model as it is written; empty if there is none."""
     try:
-        found = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
-        read = json.loads(Path(found).read_text(encoding="utf-8")) if isinstance(found, str | Path) else {}
+        path = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+        read = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str | Path) else {}
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}

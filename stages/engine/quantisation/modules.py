@@ -25,10 +25,10 @@ def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
 
 def mean_bytes(model: Any, weights: str) -> float:
     """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
-    found = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]
+    stored = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]
     if weights in (*CODE_FORMATS, "int4"):
-        own = [weight.numel() * _bytes_of(groups, weight.element_size(), weights) for weight, groups in found]
-        return sum(own) / max(1, sum(weight.numel() for weight, _ in found))
+        sizes = [weight.numel() * _bytes_of(groups, weight.element_size(), weights) for weight, groups in stored]
+        return sum(sizes) / max(1, sum(weight.numel() for weight, _ in stored))
     return {"int8": 1.0, "bfloat16": 2.0, "float32": 4.0}.get(weights) or float(model.dtype.itemsize)
 
 

@@ -44,8 +44,8 @@ def compile_call(function: Callable[..., None]) -> Callable[[int], None]:
 
 def _compile(decorate: Callable[..., Any], function: Callable[..., Any]) -> Any:
     folder, before = cache_folder(), config.CACHE_DIR
-    own = Path(function.__code__.co_filename).parent
-    config.CACHE_DIR = "" if folder is None else str(folder / "numba" / _digest_code(own))
+    code = Path(function.__code__.co_filename).parent
+    config.CACHE_DIR = "" if folder is None else str(folder / "numba" / _digest_code(code))
     try:
         return decorate(error_model="numpy", cache=folder is not None)(function)
     except RuntimeError:  # no folder can be written

@@ -74,8 +74,8 @@ def _draw(table: Integers) -> None:
 @sums_in_any_order
 def _add_up(weights_V: Floats) -> float:
     total = 0.0
-    for place in range(weights_V.size):
-        total += np.float64(weights_V[place])
+    for index in range(weights_V.size):
+        total += np.float64(weights_V[index])
     return total
 
 
@@ -95,11 +95,11 @@ def _invert(weights_V: Floats, uniform: float) -> int:
     while sums_C[chunk] <= point and sums_C[chunk] < total:
         chunk += 1
     edge = sums_C[chunk - 1] if chunk > 0 else 0.0
-    own, last = 0.0, NOTHING
-    for place in range(chunk * CHUNK, min((chunk + 1) * CHUNK, weights_V.size)):
-        own += np.float64(weights_V[place])
-        if weights_V[place] > 0:
-            last = place
-        if edge + own > point:
-            return place
+    added, last = 0.0, NOTHING
+    for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, weights_V.size)):
+        added += np.float64(weights_V[index])
+        if weights_V[index] > 0:
+            last = index
+        if edge + added > point:
+            return index
     return last

@@ -106,8 +106,8 @@ def _find_maxima(line: Floats) -> npt.NDArray[np.int32]:
     maxima = np.empty((line.size + CHUNK - 1) // CHUNK, np.int32)
     for chunk in range(whole):
         largest = LOWEST_ORDER
-        for place in range(CHUNK):  # a constant number of them, which is compiled to vectors
-            largest = max(largest, to_order(line[chunk * CHUNK + place]))
+        for index in range(CHUNK):  # a constant number of them, which is compiled to vectors
+            largest = max(largest, to_order(line[chunk * CHUNK + index]))
         maxima[chunk] = largest
     if whole < maxima.size:
         maxima[whole] = largest_order(line[whole * CHUNK :])
@@ -136,8 +136,8 @@ def _select(line: Floats, ids: npt.NDArray[np.int32], values: Floats) -> None:
     for chunk in range(maxima.size):
         if from_order(maxima[chunk]) < bound:
             continue
-        for place in range(chunk * CHUNK, min((chunk + 1) * CHUNK, line.size)):
-            value = line[place]
+        for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, line.size)):
+            value = line[index]
             if value < bound or (selected == count and value <= values[count - 1]):
                 continue
             selected = min(selected + 1, count)
@@ -145,4 +145,4 @@ def _select(line: Floats, ids: npt.NDArray[np.int32], values: Floats) -> None:
             while rank > 0 and values[rank - 1] < value:
                 values[rank], ids[rank] = values[rank - 1], ids[rank - 1]
                 rank -= 1
-            values[rank], ids[rank] = value, place
+            values[rank], ids[rank] = value, index

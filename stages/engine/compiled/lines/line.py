@@ -89,8 +89,8 @@ def logistic(x: np.float32) -> np.float32:
 def largest_order(line: Floats) -> np.int32:
     """Return the largest number of a line, by `to_order`."""
     largest = LOWEST_ORDER
-    for place in range(line.size):
-        largest = max(largest, to_order(line[place]))
+    for index in range(line.size):
+        largest = max(largest, to_order(line[index]))
     return largest
 
 
@@ -98,8 +98,8 @@ def largest_order(line: Floats) -> np.int32:
 def two_largest(line: Floats) -> tuple[np.float32, np.float32]:
     """Return the largest and the second largest number of a line; of one number, the second is minus infinity."""
     first, second, count = largest_order(line), LOWEST_ORDER, 0
-    for place in range(line.size):
-        order = to_order(line[place])
+    for index in range(line.size):
+        order = to_order(line[index])
         count += order == first
         second = max(second, order if order < first else LOWEST_ORDER)
     return from_order(first), from_order(first if count > 1 else second)
@@ -109,8 +109,8 @@ def two_largest(line: Floats) -> tuple[np.float32, np.float32]:
 def sum_exponentials(line: Floats, highest: np.float32, scale: np.float32) -> np.float32:
     """Return the sum of the exponentials of all scaled distances from the largest number of a line."""
     total = ZERO
-    for place in range(line.size):
-        total += exponential((line[place] - highest) * scale)
+    for index in range(line.size):
+        total += exponential((line[index] - highest) * scale)
     return total
 
 
@@ -120,8 +120,8 @@ def sum_weighted(line: Floats, highest: np.float32) -> tuple[np.float32, np.floa
     the distance. Both are NaN if a number is.
     """
     total = weighted = ZERO
-    for place in range(line.size):
-        distance = line[place] - highest
+    for index in range(line.size):
+        distance = line[index] - highest
         share = exponential(distance)
         total += share
         weighted += share * (max(distance, LOWEST_DISTANCE))

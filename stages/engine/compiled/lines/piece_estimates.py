@@ -130,8 +130,8 @@ def _estimate(table: Integers, features: Floats) -> np.float32:
 def _activate(state: Floats) -> Floats:
     """Return `x / (1 + exp(-x))` (SiLU) of each number."""
     outputs = np.empty_like(state)
-    for place in range(state.size):
-        outputs[place] = state[place] * logistic(state[place])
+    for index in range(state.size):
+        outputs[index] = state[index] * logistic(state[index])
     return outputs
 
 
@@ -139,14 +139,14 @@ def _activate(state: Floats) -> Floats:
 def _normalise(numbers: Floats, scale: Floats, shift: Floats) -> None:
     """Apply `torch.nn.LayerNorm`, in place."""
     total = ZERO
-    for place in range(numbers.size):
-        total += numbers[place]
+    for index in range(numbers.size):
+        total += numbers[index]
     mean, squares = total / np.float32(numbers.size), ZERO
-    for place in range(numbers.size):
-        squares += (numbers[place] - mean) ** 2
+    for index in range(numbers.size):
+        squares += (numbers[index] - mean) ** 2
     spread = math.sqrt(squares / np.float32(numbers.size) + NORM_EPS)
-    for place in range(numbers.size):
-        numbers[place] = (numbers[place] - mean) / spread * scale[place] + shift[place]
+    for index in range(numbers.size):
+        numbers[index] = (numbers[index] - mean) / spread * scale[index] + shift[index]
 
 
 @sums_in_any_order
@@ -157,6 +157,6 @@ def _multiply(table: Integers, layer: int, inputs: Floats, outputs: Floats) -> N
     bias = floats_at(table[WEIGHTS + 2 * layer + 1], outputs.size)
     for row in range(outputs.size):
         total = bias[row]
-        for place in range(inputs.size):
-            total += weights[row, place] * inputs[place]
+        for column in range(inputs.size):
+            total += weights[row, column] * inputs[column]
         outputs[row] = total

@@ -31,11 +31,11 @@ def read_token_values(logits_NV: Tensor, places: Sequence[tuple[int, int, int]])
         logits_NV: which `can_read` accepts. The largest of a line is finite.
         places: J times the index of a line and two ids.
     """
-    given, found = array("q", chain.from_iterable(places)), array("f", bytes(4 * VALUES * len(places)))
+    given, outputs = array("q", chain.from_iterable(places)), array("f", bytes(4 * VALUES * len(places)))
     logits = logits_NV.data_ptr(), logits_NV.stride(0), logits_NV.shape[1]
-    table = array("q", (*logits, len(places), given.buffer_info()[0], found.buffer_info()[0]))
+    table = array("q", (*logits, len(places), given.buffer_info()[0], outputs.buffer_info()[0]))
     compile_reading()(table.buffer_info()[0])
-    values = found.tolist()
+    values = outputs.tolist()
     return [values[start : start + VALUES] for start in range(0, len(values), VALUES)]
 
 

@@ -176,7 +176,7 @@ class Emitter:
         """Call an intrinsic or another function by its name."""
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(kind, [one.type for one in arguments]), name)
+            function = ir.Function(self.module, ir.FunctionType(kind, [argument.type for argument in arguments]), name)
         return self.builder.call(function, arguments)
 
     def multiply_add(self, left: Value, right: Value, addend: Value) -> Value:

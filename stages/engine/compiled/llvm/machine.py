@@ -37,10 +37,10 @@ class Features:
     @classmethod
     def detect(cls) -> "Features":
         """Return those of this processor."""
-        found = llvm.get_host_cpu_features()
-        wide = bool(found.get("avx512f") and found.get("avx512bw"))
-        narrow = bool(found.get("avxvnni") or (found.get("avx512vnni") and found.get("avx512vl")))
-        return cls(wide, 512 if wide and found.get("avx512vnni") else 256 if narrow else 0)
+        features = llvm.get_host_cpu_features()
+        wide = bool(features.get("avx512f") and features.get("avx512bw"))
+        narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
+        return cls(wide, 512 if wide and features.get("avx512vnni") else 256 if narrow else 0)
 
     @property
     def looks_up_floats(self) -> bool:
@@ -58,7 +58,7 @@ class Features:
             return _dot(emit, totals, codes, inputs, bits)
         if self.dots == 256:
             halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
-            return _join(emit, [_dot(emit, total, code, own, bits) for total, code, own in halves])
+            return _join(emit, [_dot(emit, total, code, factor, bits) for total, code, factor in halves])
         build = emit.builder
         for place in range(0, 32, bits):
             raised = [build.shl(one, emit.ints(32 - bits - place)) for one in (codes, inputs)]
@@ -94,8 +94,8 @@ class Compiled:
 
     def address(self, name: str) -> int:
         """Return the address of a function."""
-        found: int = self._engine.get_function_address(name)
-        return found
+        address: int = self._engine.get_function_address(name)
+        return address
 
 
 def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Compiled:
@@ -168,8 +168,8 @@ def _find_libraries() -> list[str]:
     """Return the OpenMP libraries that this process has loaded, torch's own first."""
     maps = Path("/proc/self/maps")
     loaded = LIBRARY.findall(maps.read_text(encoding="utf-8")) if maps.is_file() else []
-    own = str(Path(torch.__file__).parent)
-    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(own))
+    torch_folder = str(Path(torch.__file__).parent)
+    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(torch_folder))
 
 
 def make_team_call(address: int) -> Callable[[int, int], None]:
