@@ -95,6 +95,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "olmo3": Olmo3Config(**BASE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
 }
 FAMILIES = ("one key head", "gemma2", "gemma3", "granite", "phi3, partial rotation and a window", "olmo2")
+WEIGHTS = ("fastest", "codes", "codes8")
 TEXT = [(5 + 31 * place) % 97 for place in range(60)]
 
 
@@ -128,6 +129,7 @@ def read(model: LanguageModel, text: list[int], step: int) -> torch.Tensor:
     return logits_TV
 
 
+@pytest.mark.representatives(*(f"{4 * (number % 2)}-{name}" for number, name in enumerate(CONFIGS)))
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("codes", [0, 4])
 def test_it_computes_what_the_modules_compute(name: str, codes: int):
@@ -149,6 +151,7 @@ def test_with_rounded_inputs_it_is_nearly_that(name: str):
     assert model.reads_trees
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_with_inputs_of_eight_bits_it_is_a_little_further_from_that(name: str):
     model = model_of(CONFIGS[name], "codes8", codes=4)
@@ -159,8 +162,9 @@ def test_with_inputs_of_eight_bits_it_is_a_little_further_from_that(name: str):
     assert model.reads_trees
 
 
+@pytest.mark.representatives(*(f"{WEIGHTS[number % 3]}-{name}" for number, name in enumerate(FAMILIES)))
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("weights", ["fastest", "codes", "codes8"])
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_token_has_the_same_bits_whatever_is_computed_with_it(name: str, weights: str):
     """Alone, in parts of any size, in a batch of ragged rows, and as a node of a tree."""
     model = model_of(CONFIGS[name], weights, codes=4)

@@ -102,9 +102,13 @@ KINDS = [
     "float32",
     "bfloat16",
 ]
+BITS = (FLOAT_BITS, *LARGEST_CODES)
+SOME = [f"{kind}-{BITS[number % len(BITS)]}" for number, kind in enumerate(KINDS)]
+OTHERS = [f"{kind}-{BITS[(number + 1) % len(BITS)]}" for number, kind in enumerate(KINDS)]
 
 
-@pytest.mark.parametrize("input_bits", [FLOAT_BITS, *LARGEST_CODES])
+@pytest.mark.representatives(*SOME)
+@pytest.mark.parametrize("input_bits", BITS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_its_matrix(kind: str, input_bits: int):
     matrix, weight_OI = make_matrix(kind, input_bits)
@@ -126,7 +130,8 @@ def test_a_product_is_that_of_its_matrix(kind: str, input_bits: int):
             assert 0 < float((found_NO - exact_NO).abs().max()) < ROUNDED[input_bits] * size
 
 
-@pytest.mark.parametrize("input_bits", [FLOAT_BITS, *LARGEST_CODES])
+@pytest.mark.representatives(*OTHERS)
+@pytest.mark.parametrize("input_bits", BITS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_among_any_others(kind: str, input_bits: int):
     matrix, _ = make_matrix(kind, input_bits)
@@ -137,6 +142,7 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, input_bits: int):
         assert torch.equal(torch.cat(parts), together_NO)
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize(
     "features", [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256)], ids=str
 )
