@@ -1,8 +1,8 @@
 """Compiling with Numba, whose results are kept in the cache folder, and calls of compiled functions by address.
 
 Numba's own cache knows a function by its file, and not by the files of what it calls. So its folder is named after all
-files of the function's folder: a change of any of them compiles again. What lies there is code, as Python's own caches
-are.
+files of the function's folder and of `stages/engine/compiled`: a change of any of them compiles again. What lies there
+is code, as Python's own caches are.
 
 Numba's own calls take 50 microseconds with many arrays when the processor has forgotten what they are. A call that
 matters gets one argument, the address of a table with the addresses of the arrays.
@@ -57,7 +57,7 @@ def _compile(decorate: Callable[..., Any], function: Callable[..., Any]) -> Any:
 @cache
 def _digest_code(folder: Path) -> str:
     code = hashlib.sha256()
-    for path in sorted({*folder.glob("*.py"), Path(__file__)}):
+    for path in sorted({*folder.glob("*.py"), *Path(__file__).parents[1].rglob("*.py")}):
         code.update(path.read_bytes())
     return code.hexdigest()[:16]
 
