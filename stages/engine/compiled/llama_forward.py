@@ -114,11 +114,7 @@ class CompiledLlamaForward(SlotForward):
 
 
 class _Buffers:
-    """What the steps of a pass write for later ones, for a number of rows.
-
-    Attributes:
-        rows, keys, threads: for which there is memory.
-    """
+    """What the steps of a pass write for later ones: memory for numbers of rows, keys and threads."""
 
     def __init__(self, weights: CompiledLlamaWeights, rows: int, keys: int) -> None:
         shape = weights.shape

@@ -21,18 +21,13 @@ BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix in blocks of outputs.
-
-    Attributes:
-        scales, minima: (B, G, L), of codes; G is twice as large where a group has two scales. Empty without
-            any.
-    """
+    """A matrix in blocks of outputs."""
 
     kind: ProductKind  # how it is stored
     outputs: int  # number of outputs, without the padding of the last block
     groups: int
     data: Tensor  # its codes or numbers
-    scales_BGL: Tensor
+    scales_BGL: Tensor  # of codes; G is twice as large where a group has two scales; empty without any
     minima_BGL: Tensor
     bias_O: Tensor | None  # float32, padded; None without one
 
