@@ -380,3 +380,12 @@ def test_a_log_can_be_read_in_jupyter_without_widgets():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "ipywidgets" in done.stdout, "DuckDB refused the setting"
     assert done.stdout.endswith("[{'one': 1}]\n")
+
+
+def test_a_limited_number_of_rows_has_a_limited_size_too(small, monkeypatch):
+    monkeypatch.setattr(queries, "_FETCHED_BYTES", 16 << 20)
+    wide = "SELECT repeat('x', 4000) AS text FROM range(20000)"
+    with pytest.raises(QueryError, match="at most 16 MB"):
+        small.select(wide, most=10_000)
+    assert small.select(wide, most=2000).num_rows == 2000
+    assert small.select(wide).num_rows == 20_000

@@ -1,6 +1,6 @@
 """Measure how much one client that sends long prompts, all of which are refused, delays the short prompts of others.
 
-    python tests/real/hostile_client.py --target smollm2-135m
+    python benchmarks/server/hostile_client.py --target smollm2-135m
 
 A server is started with the real models. Rounds without and with the hostile client alternate. It sends its bodies one
 after the other over one connection, as fast as they are answered. Nothing else should run on the machine.
