@@ -142,7 +142,7 @@ def test_the_earlier_of_two_writing_machines_ends_with_an_error(
     assert_same(place, whole, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_an_unreachable_store_ends_the_run_with_the_command_to_resume_it(
     stream: Stream,
     whole: Path,

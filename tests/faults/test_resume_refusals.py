@@ -45,6 +45,7 @@ def everything_in(run: Path) -> dict[str, bytes | bool]:
     return {str(path.relative_to(run)): path.is_file() and path.read_bytes() for path in run.rglob("*")}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("words", [["replay", "--resume"], ["serve", "--port", "0", "--resume"], ["replay", "--run"]])
 def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path, words: list[str]):
     for name in (MANIFEST, PREVIOUS):
@@ -57,6 +58,7 @@ def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path,
     assert everything_in(run) == before
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("command", ["replay", "serve"])
 def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: str):
     """The partition of a learner in its own process, or of one of several workers."""
@@ -146,6 +148,7 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
     assert last == 32
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["targets", "drafter"])
 def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path: Path, which: str):
@@ -166,6 +169,7 @@ def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path
     assert read_manifest(run) == before
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["target", "drafter"])
 def test_models_whose_weights_were_changed_since(

@@ -15,6 +15,7 @@ from store.log.manifest import read_manifest
 PROMPT = "Ann has 3 apples and finds"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [True, False], ids=["texts", "no texts"])
 def test_it_answers_ends_in_order_and_resumes(

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 
@@ -73,10 +71,3 @@ def test_a_line_goes_above_what_is_live(monkeypatch: pytest.MonkeyPatch):
     assert len(lines) == 2
     assert lines[0].endswith("\x1b[2K"), "the line of the panel is erased before"
     assert lines[1].startswith("the panel")
-
-
-@pytest.mark.slow
-def test_a_library_writes_nothing_without_a_handler():
-    program = "import logging, stages.decode as decode; decode.LOG.warning('written'); decode.LOG.error('written')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")

@@ -125,7 +125,7 @@ def case_of(pair: TinyPair, case: str) -> Iterator[Config]:
         yield config_of(pair, **settings)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_makes_no_difference_where_a_run_was_stopped(
     tiny_pair: TinyPair,  # noqa: F811

@@ -143,7 +143,7 @@ def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa:
         assert engine.encode(TEXT).text == TEXT
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_an_engine_that_always_fails_is_restarted_so_often_and_no_more(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -192,14 +192,6 @@ def test_an_error_of_the_engine_restarts_it(
         assert after.tokens == before.tokens
     assert any("a fault of these controls" in message for message in caplog.messages)
     assert_sound(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_what_cannot_be_served_is_refused_as_before(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "somebody.txt").write_text("mine")
-    with pytest.raises(RunError, match="needs a new or empty folder"), engine_process(tiny_pair, tmp_path / "run"):
-        pass
 
 
 def children(pid: int, name: str) -> list[int]:

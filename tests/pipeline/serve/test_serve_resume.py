@@ -54,7 +54,7 @@ def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Pat
     assert (first, last > 0) == (0, True)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, serve__learn="shadow", **LEARNING), run) as server:

@@ -171,7 +171,7 @@ def assert_measured(moments: list[tuple[int, int, int]]) -> None:
         assert counted == pytest.approx(allocated, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.representatives(1)
 @every_policy
 def test_the_bytes_are_what_python_allocates_for_real_vocabularies(policy: str):

@@ -294,7 +294,7 @@ def check_specials(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabul
 
 
 @pytest.mark.slow
-@pytest.mark.representatives("llama-3", "gpt-2")
+@pytest.mark.representatives("gpt-2")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.MonkeyPatch):
     """Twelve targets per drafter."""
