@@ -89,7 +89,7 @@ def mark_all_but_representatives(items: list[pytest.Item]) -> None:
 def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test writes into the user's cache; what one test reads of a tokenizer serves the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "omnidraft-cache"))
+        patch.setenv("OMNIDRAFT_CACHE", str(shared_folder(tmp_path_factory) / "omnidraft-cache"))
         patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
         yield
 
