@@ -136,3 +136,14 @@ def test_an_untranslatable_piece_ends_the_proposal():
     proposal = translate([draft((0, 2, 0))])[0]
     assert [token.token for token in proposal.tokens] == [0, None]
     assert proposal.verifiable == (0,)
+
+
+def test_only_tokens_of_several_pieces_are_remembered():
+    translate, cache = translate_of(NESTED)
+    translate.observe(emit(0, 1, 3, len(NESTED) + 7))  # direct, direct, without pieces, beyond the tokenizer
+    assert cache.entries() == []
+    translate.observe(emit(5, 5, 4))
+    assert [(entry.pieces, entry.token, entry.count) for entry in cache.entries()] == [
+        ((1, 1), 5, 2),
+        ((0, 1, 2), 4, 1),
+    ]

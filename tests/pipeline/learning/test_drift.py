@@ -9,7 +9,7 @@ from constants import constants
 from event_making import make_completed
 
 from pipeline.config.sections import DriftSettings
-from pipeline.learning.drift import DriftMonitor, Signal, change_point, make_detector
+from pipeline.learning.drift import DriftMonitor, Rates, Signal, change_point, make_detector
 from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
 
@@ -273,3 +273,10 @@ def test_several_signals_share_the_false_alarms():
         for value in (*range(30), -1.0, -2.0):
             detector.update(float(value))
     assert (one.drift_detected, three.drift_detected) == (True, False)
+
+
+def test_what_is_copied_from_a_prompt_s_own_text_is_no_learned_token():
+    rates = Rates("learned")
+    assert rates.read(make_completed(0, emitted=30, blocks=10, own_accepted=10)) == 0.5
+    assert rates.read(make_completed(0, emitted=30, blocks=20, own_accepted=10)) == 0
+    assert rates.read(make_completed(0, emitted=30, blocks=4, own_accepted=23)) is None, "too few others"

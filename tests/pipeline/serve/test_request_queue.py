@@ -271,3 +271,22 @@ def test_a_deadline_ends_a_request_in_flight_after_the_block_in_which_it_passed(
     assert (late.usage.blocks, other.usage.blocks) == (2, 6)
     world.engine.close(60.0)
     assert world.rows == [0, 0, 0]
+
+
+def test_a_private_request_is_decoded_without_its_text():
+    queue = make_queue()
+    queue.submit(stub_request(store=False), RecordingListener())
+    (prompt,) = queue
+    row = queue.prepare_sequence(prompt)
+    assert (prompt.text, row.text, row.private) == ("", "", True)
+    assert row.tokens == [97, 98], "it is decoded all the same"
+
+
+def test_rows_have_the_scope_of_their_client():
+    queue = make_queue()
+    for tenant in ("", "one", "two", "one"):
+        queue.submit(stub_request(tenant=tenant), RecordingListener())
+    nobody, one, two, again = (queue.prepare_sequence(prompt).scope for prompt in queue)
+    assert nobody == 0
+    assert len({nobody, one, two}) == 3
+    assert again == one

@@ -311,3 +311,11 @@ def test_neither_the_log_nor_the_queries_load_the_heavy_libraries():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "set()"
+
+
+def test_a_closed_log_refuses_events_and_may_be_closed_again(tmp_path):
+    log = RunLog(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(RunError, match="closed"):
+        log.append(decision())
