@@ -76,8 +76,10 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         ready = [row for row in batch if not row.reading]
-        drawn = {} if self._drafts else self._choose_in_pause(ready)
-        searched = ready if self._drafts else [row for row in ready if drawn[row].action is Action.COPIES]
+        searched, drawn = ready, dict[SequenceState, Choice]()
+        if self._pauses and not self._pauses.drafts and not self._due:  # in a pause, only what is drawn is done
+            drawn = {row: self._exploration.choose(row.offset, row.block, Action.NOTHING) for row in ready}
+            searched = [row for row in ready if drawn[row].action is Action.COPIES]
         grown = dict(zip(searched, self.memory.grow(searched), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
         self._choices = drawn or {
@@ -94,39 +96,23 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         ]
         return [self._with_choice(draft) for draft in drafts]
 
-    @property
-    def _drafts(self) -> bool:
-        """Whether this block may draft: there is no pause, or the model's drafts are due."""
-        return self._pauses is None or self._pauses.drafts or self._due > 0
-
-    def _choose_in_pause(self, rows: Sequence[SequenceState]) -> dict[SequenceState, Choice]:
-        """Return what rows do in a pause: nothing, if nothing else is drawn."""
-        return {row: self._exploration.choose(row.offset, row.block, Action.NOTHING) for row in rows}
-
     def _with_choice(self, draft: Draft) -> Draft:
         choice = self._choices.get(draft.row)
         return replace(draft, action=choice.action, propensity=choice.propensity) if choice else draft
 
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
         """Return the action with the highest expected tokens per second."""
-        if self._by_model(row, grown):
-            return Action.MODEL
-        return Action.COPIES if grown.tree else Action.NOTHING
-
-    def _by_model(self, row: SequenceState, grown: GrownTree) -> bool:
-        """Return whether the model drafts for a row."""
+        otherwise = Action.COPIES if grown.tree else Action.NOTHING
         if not self._model or not self._decode.speculates or not self._decode.has_space(row):
-            return False
+            return otherwise
         if self._due:
-            return True
+            return Action.MODEL
+        reading = 0.0  # what each draft of the model bears of the cost of reading the prompt
+        if not self._decode.has_read(row):
+            drafts = 1 + DRAFTS_PER_TOKEN * row.remaining_tokens
+            reading = self._costs.prompt_cost(len(row.pieces)) / drafts
         candidates = len(grown.tree.candidates) if grown.tree else 0
-        return self._chooser.prefers_model(candidates, grown.expected, self._prompt_cost(row))
-
-    def _prompt_cost(self, row: SequenceState) -> float:
-        """Return what each draft of the model for a row bears of reading its prompt, if it is not read yet."""
-        if self._decode.has_read(row):
-            return 0.0
-        return self._costs.prompt_cost(len(row.pieces)) / (1 + DRAFTS_PER_TOKEN * row.remaining_tokens)
+        return Action.MODEL if self._chooser.prefers_model(candidates, grown.expected, reading) else otherwise
 
     def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
         assert grown.tree is not None
@@ -168,7 +154,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             self._pauses.observe(times, sum(len(verdict.emitted) for verdict in verdicts), drafts=not plain)
 
     def _is_drawn(self, verdict: Verdict) -> bool:
-        """Return whether the action of the block was drawn: what it gives is no part of what is being compared."""
         choice = self._choices.get(verdict.proposal.draft.row)
         return choice is not None and choice.drawn
 

@@ -4,7 +4,7 @@ Shapes: B rows, D drafter ids, W hidden width, F head features.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import isfinite
 from time import perf_counter
 
@@ -160,7 +160,7 @@ class Decode(Stage[SequenceState, Draft]):
         return len(row.pieces) + self.max_draft <= self.model.max_length
 
     def has_read(self, row: SequenceState) -> bool:
-        """Return whether the model has read the prompt of a row: it does before its first draft."""
+        """Return whether the model has read the prompt of a row."""
         return bool(self._read[row])
 
     def empty_probs(self) -> Tensor:
@@ -189,18 +189,25 @@ class Decode(Stage[SequenceState, Draft]):
             self._drawn = {}
             return [Draft(row, (), self._empty_probs_KD, (), None, ()) for row in batch]
         growing = GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
-        going = [number for number, row in wanted if self._may_draft(row)]
+        limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
+        going = [number for number, row in wanted if not row.reading and limits[number] and self.has_space(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         if self.siblings and going and self.siblings.pays(len(batch)):
             growing.others = {number: [] for number in going if growing.greedy[number]}
         state_terms = self._compute_state_terms(batch, going)
         while going:
-            logits_BD, hidden_BW = self._forward(batch, fed)
+            for number, pieces in fed.items():
+                self._read[batch[number]].extend(pieces)
+            given = [fed.get(number, ()) for number in range(len(batch))]
+            logits_BD, hidden_BW = self.model.forward(batch, given, [int(bool(one)) for one in given], hidden=True)
             for line, number in enumerate(going):
                 if number in state_terms:
                     logits_BD[line] += AGE_DECAY ** len(growing.pieces[number]) * state_terms[number]
             drafted = self._extend(growing, going, logits_BD, hidden_BW)
-            open_rows = [number for number in drafted if self._may_grow(growing.pieces[number], batch[number])]
+            drafts = [(number, growing.pieces[number]) for number in drafted]
+            open_rows = [
+                number for number, pieces in drafts if len(pieces) < limits[number] and pieces[-1] != self._eos_id
+            ]
             going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
         self._drawn = dict(zip(batch, growing.lengths, strict=True))
@@ -238,17 +245,6 @@ class Decode(Stage[SequenceState, Draft]):
             emitted, spent, tokens = fewer, less, tokens - 1
             growing.drop_last(worst)
 
-    def _may_draft(self, row: SequenceState) -> bool:
-        """Return whether the prompt is read, tokens remain to be emitted and the longest draft fits into the drafter's
-        context.
-        """
-        if row.reading or min(self.max_draft, row.remaining_tokens) == 0:
-            return False
-        return self.has_space(row)
-
-    def _may_grow(self, pieces: Sequence[int], row: SequenceState) -> bool:
-        return len(pieces) < min(self.max_draft, row.remaining_tokens) and pieces[-1] != self._eos_id
-
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
         if not self._read[row]:
@@ -272,13 +268,6 @@ class Decode(Stage[SequenceState, Draft]):
         pieces, seconds = before.pieces + len(row.pieces), before.seconds + perf_counter() - began
         self.prompts = ReadPrompts(pieces, seconds, measured=self.reader is not None)
 
-    def _forward(self, batch: Sequence[SequenceState], fed: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Return the logits and hidden states after the last fed piece, for the fed rows only."""
-        for number, pieces in fed.items():
-            self._read[batch[number]].extend(pieces)
-        given = [fed.get(number, ()) for number in range(len(batch))]
-        return self.model.forward(batch, given, [int(bool(pieces)) for pieces in given], hidden=True)
-
     def _extend(
         self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor
     ) -> Sequence[int]:
@@ -293,7 +282,12 @@ class Decode(Stage[SequenceState, Draft]):
         values = list(zip(*columns[:3], strict=True))
         sampled = [number for number in active if not growing.greedy[number]]
         if not all(finite):
-            self._count_unusable(finite.count(False))
+            if not self.unusable:
+                LOG.warning(
+                    "the drafter's logits must be finite, got NaN or infinity: nothing is drafted where they are not, "
+                    "and the text stays the target's; check the drafter's weights, or load it in a wider type"
+                )
+            self.unusable += finite.count(False)
             lines = [line for line, is_finite in enumerate(finite) if is_finite]
             kept = {active[line] for line in lines}
             draft_probs_SD = draft_probs_SD[[line for line, number in enumerate(sampled) if number in kept]]
@@ -337,15 +331,6 @@ class Decode(Stage[SequenceState, Draft]):
         pieces_B, entropies_B = logits_BD.argmax(-1), entropies_S.new_zeros(len(active))
         pieces_B[sampled], entropies_B[sampled] = drawn_S, entropies_S
         return pieces_B, entropies_B, draft_probs_SD
-
-    def _count_unusable(self, count: int) -> None:
-        """Count drafts that ended at a distribution that was not finite; warn at the first."""
-        if not self.unusable:
-            LOG.warning(
-                "the drafter's logits must be finite, got NaN or infinity: nothing is drafted where they are not, and "
-                "the text stays the target's; check the drafter's weights, or load it in a wider type"
-            )
-        self.unusable += count
 
     def report(self) -> None:
         """Log at the end of a run how many drafts ended at a distribution that was not finite."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
-from stages.learn.training.closed_form.sums import LeastSquaresSums
+from stages.learn.training.closed_form import LeastSquaresSums
 from stages.learn.training.head_trainer import HeadTrainer
 from stages.learn.training.scheduler import UpdateScheduler
 from stages.learn.training.weight_update import Weights

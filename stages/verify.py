@@ -27,10 +27,53 @@ from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_val
 from stages.verification.chain_decisions import decide
 from stages.verification.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.verification.rules import Levels, Rule
-from stages.verification.transformed_logits import transform_logits
 from stages.verification.tree_decisions import decide_tree, name_pieces
 from store.errors import ModelError
 from store.events import Outcome
+
+
+def proposed_prefixes(proposal: Proposal) -> list[tuple[int, ...]]:
+    """Return the proposed tokens before each place of a row: of the text's end, then after each verifiable token.
+
+    >>> from stages.contract.blocks import Candidate, Draft, TokenTree
+    >>> from store.events import DraftSource
+    >>> def candidate(token, parent, depth):
+    ...     return Candidate(token, parent, depth, 0.5, DraftSource.MEMORY, 3, 1)
+    >>> tree = TokenTree((candidate(5, -1, 0), candidate(6, 0, 1), candidate(7, 0, 1), candidate(8, -1, 0)))
+    >>> proposed_prefixes(Proposal(Draft(None, (), torch.zeros(0, 1), (), None, (), tree=tree), ()))
+    [(), (5,), (5, 6), (5, 7), (8,)]
+    """
+    tree, prefixes = proposal.draft.tree, list[tuple[int, ...]]([()])
+    parents = tree.parents if tree else range(-1, len(proposal.verifiable) - 1)
+    for parent, token in zip(parents, proposal.verifiable, strict=True):
+        prefixes.append((*prefixes[parent + 1], token))
+    return prefixes
+
+
+def transform_logits(batch: Sequence[Proposal], logits_NV: Tensor, starts: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the logits after the transforms of each row, computed in `dtype`.
+
+    A place has the row's emitted tokens and the proposed ones before it as history, so that its distribution is the one
+    that plain decoding would draw from there. The logits themselves are returned if no row has a transform.
+
+    Args:
+        batch, dtype: the proposals; the precision of the transformed logits.
+        logits_NV: the target's logits, rows joined: after the text, then after each verifiable token.
+        starts: the first line of each row.
+    """
+    if not any(proposal.draft.row.transforms for proposal in batch):
+        return logits_NV
+    logits_NV = logits_NV.to(dtype, copy=True)
+    for proposal, start in zip(batch, starts, strict=False):
+        row = proposal.draft.row
+        if not row.transforms:
+            continue
+        emitted = row.tokens[row.prompt_length :]
+        for line, prefix in enumerate(proposed_prefixes(proposal), start):
+            for transform in row.transforms:
+                transform.apply(logits_NV[line], [*emitted, *prefix])
+    return logits_NV
+
 
 NOT_READ = torch.empty(0, 0)
 
@@ -107,14 +150,18 @@ def _collect_raw_values(
     return found
 
 
-def _describe_nonfinite(rows: Sequence[SequenceState], starts: Sequence[int], finite: Sequence[bool]) -> str:
-    """Return the error message for the first row whose target logits are NaN or infinite."""
-    line = finite.index(False)
-    row = rows[max(i for i in range(len(rows)) if starts[i] <= line)]
-    return (
-        f"the target's logits must be finite, got NaN or infinity for prompt {row.prompt_id} after {len(row.tokens)} "
-        "tokens; check the target's weights, or load it in a wider type (--set dtype=float32)"
-    )
+def _check_finite(rows: Sequence[SequenceState], peaks: Sequence[float], starts: Sequence[int]) -> None:
+    """Raise a `ModelError` for the first row with target logits that are NaN or infinite.
+
+    NaN anywhere in a line is its peak; -inf is a mask, unless the whole line is.
+    """
+    line = next((line for line, peak in enumerate(peaks) if not isfinite(peak)), None)
+    if line is not None:
+        row = rows[max(i for i in range(len(rows)) if starts[i] <= line)]
+        raise ModelError(
+            f"the target's logits must be finite, got NaN or infinity for prompt {row.prompt_id} after "
+            f"{len(row.tokens)} tokens; check the target's weights, or load it in a wider type (--set dtype=float32)"
+        )
 
 
 class Verify(Stage[Proposal, Verdict]):
@@ -198,7 +245,8 @@ class Verify(Stage[Proposal, Verdict]):
         starts: Sequence[int],
     ) -> list[Verdict]:
         """Decide proposals, given each row's number of cached tokens before the pass, and what the pass returned."""
-        peaks_N = self._find_peaks([proposal.draft.row for proposal in batch], logits_NV, starts)
+        peaks_N = find_peaks(logits_NV)
+        _check_finite([proposal.draft.row for proposal in batch], read_peaks(logits_NV, peaks_N), starts)
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch]
         certain: list[int] | None = None
@@ -220,20 +268,13 @@ class Verify(Stage[Proposal, Verdict]):
         supervision = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
         raw = _collect_raw_values(batch, outcomes, logits_NV, starts)
-        states = self._project_states(outcomes, hidden_NW, starts)
+        states: Sequence[Tensor | None] = [None] * len(batch)
+        if self._project is not None:  # the reduced states that the emitted tokens were drawn from (tokens, S)
+            emitting = [emitting_lines(decisions) for decisions in outcomes]
+            places = [start + line for start, own in zip(starts, emitting, strict=False) for line in own]
+            states = self._project(hidden_NW[places]).split(list(map(len, emitting)))
         columns = zip(batch, read, outcomes, supervision, logprobs, states, raw, strict=True)
         return [self._extend_row(*parts) for parts in columns]
-
-    def _project_states(
-        self, outcomes: Sequence[tuple[Decision, ...]], hidden_NW: Tensor, starts: Sequence[int]
-    ) -> Sequence[Tensor | None]:
-        """Return per row the reduced hidden states that its emitted tokens were drawn from (tokens, S)."""
-        if self._project is None:
-            return [None] * len(outcomes)
-        lines = [emitting_lines(decisions) for decisions in outcomes]
-        places = [start + line for start, own in zip(starts, lines, strict=False) for line in own]
-        states_NS = self._project(hidden_NW[places])
-        return list(states_NS.split(list(map(len, lines))))
 
     def _supervise(
         self,
@@ -285,19 +326,6 @@ class Verify(Stage[Proposal, Verdict]):
             with torch.inference_mode():  # the logits are those of this pass alone, so they are masked in place
                 logits_NV[:, self._tokenizer_size :] = -torch.inf
         return logits_NV, hidden_NW, starts
-
-    def _find_peaks(self, rows: Sequence[SequenceState], logits_NV: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the likeliest token of every line (N,).
-
-        Raises:
-            ModelError: the target's logits are not finite.
-        """
-        peaks_N = find_peaks(logits_NV)
-        # NaN anywhere in a line is its peak; -inf is a mask, unless the whole line is.
-        finite = list(map(isfinite, read_peaks(logits_NV, peaks_N)))
-        if not all(finite):
-            raise ModelError(_describe_nonfinite(rows, starts, finite))
-        return peaks_N
 
     def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:
         row = proposal.draft.row

@@ -47,7 +47,6 @@ LAYERS = {
         ("stages/drafting", "stages/learn/examples", "stages/prompts"),
         ("stages/verification",),
         ("stages/memory", "stages/learn/training"),
-        ("stages/learn/training/closed_form",),
         ("stages",),
     ),
     "pipeline": (

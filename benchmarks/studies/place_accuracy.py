@@ -7,7 +7,6 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.distill import Distill, Distiller
-from stages.learn.training.usage import count_tokens
 from store.events import Updated
 
 
@@ -31,7 +30,7 @@ class MeasuringDistiller(Distiller):
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         wall, cpu = perf_counter(), process_time()
         trainer, copied = self._distill.drafter.trainer, replace(example, labels=())
-        places, right = count_tokens(example), trainer.measure_acceptance(None, [copied])
+        places, right = example.supervised_tokens, trainer.measure_acceptance(None, [copied])
         trainer.forget(lambda kept: kept is copied)  # what was read of it would spare the gate of some arms its work
         if right is not None:
             self.found[example.offset] = round(right * places, 3), places

@@ -20,10 +20,9 @@ from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.training.closed_form.trainer import OutputLayerTrainer
+from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.probe import ProbeResult
-from stages.memory.memory_file import MEMORY_FILE, write_memory
-from stages.memory.text_memory import TextMemory
+from stages.memory.text_memory import MEMORY_FILE, TextMemory, write_memory
 from stages.ngrams.cache import Cache
 from store.registry.ngram_file import write_ngrams
 from store.registry.version_folder import open_version

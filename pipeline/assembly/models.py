@@ -22,7 +22,7 @@ from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adap
 from stages.engine.models.devices import pick_device, set_threads
 from stages.engine.models.huggingface import load_tokenizer
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
-from stages.learn.training.closed_form.layer import untie_output
+from stages.learn.training.closed_form import untie_output
 from stages.memory.search_calls import compile_search
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary

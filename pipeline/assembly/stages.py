@@ -23,8 +23,7 @@ from stages.drafting.timed_pauses import TimedPauses
 from stages.engine.forward_pass.packed_llama import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher, supervise_nothing
-from stages.memory.memory_file import MEMORY_FILE, read_memory
-from stages.memory.text_memory import TextMemory, TreeLimits
+from stages.memory.text_memory import MEMORY_FILE, TextMemory, TreeLimits, read_memory
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache

@@ -10,7 +10,7 @@ from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.engine.quantisation.modules import mean_bytes
 from stages.learn.examples.losses import LOSSES, expected_acceptance, greedy_agreement
-from stages.learn.training.closed_form.trainer import OutputLayerTrainer
+from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.head_trainer import HeadTrainer
 from stages.learn.training.interval import LONGEST_INTERVAL, UPDATE_INTERVALS

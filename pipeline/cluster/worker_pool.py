@@ -15,8 +15,7 @@ from pipeline.cluster.learner import LearnerActor, LearnerReport
 from pipeline.cluster.messages import ActorLost, DeadError, GoneError, Message, Ref, WorkerReady, WorkReported
 from pipeline.cluster.worker import DecodeWorker, TargetInfo, WorkerReport, WorkerSetup
 from pipeline.learner_service.service import LearnerConfig
-from stages.memory.memory_exchange import MemoryExchange
-from stages.memory.memory_share import MemoryShare
+from stages.memory.memory_share import MemoryExchange, MemoryShare
 from store.errors import RunError
 from store.events import PromptReceived
 from store.log.manifest import read_manifest

@@ -14,7 +14,6 @@ from stages.contract.snapshot import State
 from stages.distill import Distill
 from stages.learn.training.betting import SumTest
 from stages.learn.training.update import Chooser
-from stages.learn.training.usage import count_tokens
 from store.events import Drifted, Event, Recalled
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class Recall(DriftResponse):
         if self._trial is None:
             return
         trial, started, trainer = self._trial, perf_counter(), self._distill.drafter.trainer
-        tokens, present = count_tokens(kept), trainer.measure_acceptance(None, [kept])
+        tokens, present = kept.supervised_tokens, trainer.measure_acceptance(None, [kept])
         best = trainer.measure_acceptance(trial.weights, [kept])
         if present is not None and best is not None and tokens:
             trial.tokens, trial.present, trial.best = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.contract.snapshot import TENSORS, Snapshot, State, read_snapshot
-from stages.memory.memory_file import MEMORY_FILE, read_table
 from stages.memory.ngram_table import SLOT_BYTES, NgramTable
+from stages.memory.text_memory import MEMORY_FILE, read_table
 from store.errors import RunError
 from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, write_checkpoint
 from store.log.lock import RunLock

@@ -357,3 +357,10 @@ class TrainingExample:
     branches: tuple[OffPolicySpan, ...] = ()  # soft targets after first rejections; empty unless enabled
     states: Numbers | None = None  # the target's reduced hidden state at each emitted token, int8 (tokens, S), or None
     scope: int = 0  # whose text it is, as that of its sequence
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Number of tokens that have soft targets."""
+        return sum(
+            int(one.depth == 0) if isinstance(one, SoftTarget) else len(one.positions) for one in self.soft_targets
+        )

@@ -40,10 +40,10 @@ class Stage(Protocol[Input, Output]):
 
     def state_dict(self, rows: Collection[SequenceState]) -> State:
         """Return, between two blocks, the state from which an equally configured stage can resume (see
-        `stages.contract.snapshot`), with that of these of its rows.
+        `stages.contract.snapshot`), with that of these of its rows. By default there is none.
         """
-        ...
+        return None
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state, before the first block."""
-        ...
+        return

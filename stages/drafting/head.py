@@ -21,8 +21,6 @@ from stages.engine.compiled.lines.piece_estimates import PieceEstimates
 from stages.engine.models.huggingface import raise_write_errors
 from store.errors import ModelError
 
-OLD_EXTRA_FEATURES = 3  # the first of them: those of heads of older releases
-ENTER = "enter.weight"  # name of the weights that read the features; heads of older releases lack their last columns
 INNER_WIDTH = 64
 
 
@@ -45,8 +43,7 @@ class AcceptanceHead(nn.Module):
             # Optimistic before the first labels: pieces that are never drafted give no labels.
             nn.init.constant_(self.leave.bias, 1.5)
         self._compiled = PieceEstimates(width, INNER_WIDTH, len(self.inner))
-        # whether its first weights were read from a file
-        self.came_trained = False  # before this run
+        self.came_trained = False  # whether its first weights were read from a file
         self._weights = list(self.parameters())  # to list them takes as long as to compute with them
 
     def forward(self, features_BF: Tensor) -> Tensor:
@@ -105,24 +102,11 @@ def save_head(head: AcceptanceHead, path: Path) -> None:
 def load_head(head: AcceptanceHead, path: Path) -> None:
     """Read weights that `save_head` wrote.
 
-    Heads of older releases have three features after the hidden state: the log probability of the piece and the
-    entropy, both of the distribution that it was drawn from, and the index. They keep their columns. The columns of the
-    other features are zeros, so that these do not change the estimate before they are trained.
-
     Raises:
         ModelError: the weights belong to a drafter of another width.
     """
     try:
-        weights = load_file(path)
-        if ENTER in weights:
-            weights[ENTER] = _widen(weights[ENTER], head.enter.in_features)
-        head.load_state_dict(weights)
+        head.load_state_dict(load_file(path))
         head.came_trained = True
     except (RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path} must be the head of a drafter of this width; it does not fit: {error}") from error
-
-
-def _widen(weight_IF: Tensor, features: int) -> Tensor:
-    """Append columns of zeros for the features that a head of an older release did not have."""
-    missing = features - weight_IF.shape[1]
-    return nn.functional.pad(weight_IF, (0, missing)) if missing == EXTRA_FEATURES - OLD_EXTRA_FEATURES else weight_IF

@@ -7,7 +7,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from stages.contract.blocks import Draft, SequenceState
-from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import ReadPrompts
 
@@ -47,11 +46,3 @@ class NoModel(Stage[SequenceState, Draft]):
 
     def report(self) -> None:
         """Log nothing: no draft was cut short."""
-
-    @override
-    def state_dict(self, rows: Collection[SequenceState]) -> State:
-        return None
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        return

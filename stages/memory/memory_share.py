@@ -1,10 +1,11 @@
-"""What the memory of one worker gives to the memories of the others.
+"""What the memory of one worker of a run gives to the memories of the others, and its exchange between them.
 
 Counts of a table are sums over texts: a table that learns the texts of another has the sum of both counts, in whatever
 order. A text is far smaller than its counts, and nothing is counted twice. The chances of a calibration are pooled:
 hits and trials of all workers are added, without the prior, which each has once.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,3 +44,44 @@ def add_cells(shares: Iterable[MemoryShare]) -> ObservedCells | None:
         return None
     hits = [sum(values) for values in zip(*(one.hits for one in cells), strict=True)]
     return ObservedCells(hits, [sum(values) for values in zip(*(one.trials for one in cells), strict=True)])
+
+
+KEPT_TEXTS = 4096  # the newest; a worker that joins learns them
+
+
+class MemoryExchange:
+    """The texts of all workers, newest last, and the newest hits and trials of each. Used by one thread.
+
+    >>> exchange = MemoryExchange()
+    >>> exchange.receive("a", MemoryShare((LearnedText((7, 8), 1, 0),)))
+    >>> exchange.take("a").texts, exchange.take("b").texts, exchange.take("b").texts
+    ((), (LearnedText(tokens=(7, 8), begin=1, scope=0),), ())
+    """
+
+    def __init__(self) -> None:
+        self._texts: deque[tuple[str, LearnedText]] = deque(maxlen=KEPT_TEXTS)
+        self._received = 0  # number of texts
+        self._taken: dict[str, int] = {}  # by worker: number of texts up to which it has all
+        self._shares: dict[str, MemoryShare] = {}  # by worker, without texts
+
+    def receive(self, worker: str, share: MemoryShare) -> None:
+        """Keep what a worker learned since its last share, and its hits and trials instead of those of that share."""
+        self._texts.extend((worker, text) for text in share.texts)
+        self._received += len(share.texts)
+        self._shares[worker] = MemoryShare(cells=share.cells)
+
+    def take(self, worker: str) -> MemoryShare:
+        """Return what the other workers learned since the worker's last call, and the sums of their hits and trials.
+
+        The sums are those of workers that were not removed, added in the order of their names.
+        """
+        missed = min(self._received - self._taken.get(worker, 0), len(self._texts))
+        self._taken[worker] = self._received
+        newest = list(self._texts)[len(self._texts) - missed :]
+        others = [share for name, share in sorted(self._shares.items()) if name != worker]
+        return MemoryShare(tuple(text for name, text in newest if name != worker), add_cells(others))
+
+    def remove(self, worker: str) -> None:
+        """Forget a worker; its texts stay."""
+        self._taken.pop(worker, None)
+        self._shares.pop(worker, None)

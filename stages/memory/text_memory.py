@@ -1,8 +1,20 @@
-"""The memory of a target as a source of drafts: its table, its calibration, and what it keeps per row."""
+"""The memory of a target as a source of drafts: its table, its calibration, what it keeps per row, and its file.
 
+Shapes: L lines of texts, T tokens of the longest text.
+"""
+
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from stages.contract.blocks import Candidate, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import State
@@ -10,10 +22,49 @@ from stages.drafting.costs import VerificationCosts
 from stages.memory.calibration import Calibration
 from stages.memory.counting import LONGEST
 from stages.memory.memory_share import LearnedText, MemoryShare
-from stages.memory.ngram_table import NgramTable, first_hash
-from stages.memory.row_texts import RowTexts
+from stages.memory.ngram_table import SLOT_BYTES, NgramTable, first_hash
 from stages.memory.search_calls import RowNumbers, Search
+from store.errors import CorruptError
 from store.events import DraftSource
+
+
+class RowTexts:
+    """The texts of the rows in flight as lines of one array, which grows.
+
+    >>> texts = RowTexts()
+    >>> line = texts.take_line()
+    >>> texts.extend(line, 0, [5, 6])
+    >>> texts.extend(line, 2, [5, 6, 7])
+    >>> texts.tokens[line, :3].tolist()
+    [5, 6, 7]
+    """
+
+    def __init__(self) -> None:
+        self.tokens: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)  # (L, T)
+        self._free: list[int] = []
+
+    def take_line(self) -> int:
+        """Return a line that nobody has."""
+        if not self._free:
+            lines = len(self.tokens)
+            self._reserve(max(1, 2 * lines), self.tokens.shape[1])
+            self._free = list(range(len(self.tokens) - 1, lines - 1, -1))
+        return self._free.pop()
+
+    def free_line(self, line: int) -> None:
+        """Give a line back."""
+        self._free.append(line)
+
+    def extend(self, line: int, known: int, tokens: Sequence[int]) -> None:
+        """Copy the tokens of a text after the first `known` ones, which the line has."""
+        if len(tokens) > self.tokens.shape[1]:
+            self._reserve(len(self.tokens), 2 * len(tokens))
+        self.tokens[line, known : len(tokens)] = tokens[known:]
+
+    def _reserve(self, lines: int, length: int) -> None:
+        larger = np.zeros((lines, length), np.int32)
+        larger[: self.tokens.shape[0], : self.tokens.shape[1]] = self.tokens
+        self.tokens = larger
 
 
 class TreeLimits(NamedTuple):
@@ -42,13 +93,12 @@ class _RowMemory:
 class TextMemory:
     """Proposes token trees from a row's own text and from what the target emitted in completed rows.
 
-    It needs no model. It learns at two moments: the chances of its options from
-    every emitted token, whatever drafted it, and the text of a row when the row is released. Private rows are not
-    learned.
+    It needs no model. It learns at two moments: the chances of its options from every emitted token, whatever drafted
+    it, and the text of a row when the row is released. Private rows are not learned.
 
     Args:
-        costs: costs of the target's passes.
-        limits: limits of a row's tree.
+        costs: of the target's passes.
+        limits: of a row's tree.
         ends: target ids after which nothing follows.
         own: whether the row's own text is a source.
         budget_bytes: size of the table of completed rows; 0 for no such source.
@@ -116,20 +166,20 @@ class TextMemory:
         if not batch or not self._searches:
             return [GrownTree(None, 0.0) for _ in batch]
         for row in batch:
-            of_row = self._rows[row]
-            self._texts.extend(of_row.line, of_row.length, row.tokens)
-            of_row.length = len(row.tokens)
+            memory = self._rows[row]
+            self._texts.extend(memory.line, memory.length, row.tokens)
+            memory.length = len(row.tokens)
         table = NOTHING if self.table is None else self.table
         rows, curve = self._list_rows(batch), self._costs.verification_curve()
         fields, chances = self._search.grow(table.arrays, table.order, self._texts.tokens, rows, curve)
         return _make_trees(fields, chances, len(batch))
 
     def _list_rows(self, batch: Sequence[SequenceState]) -> RowNumbers:
-        own = [self._rows[row] for row in batch]
+        memories, hashes = [self._rows[row] for row in batch], [first_hash(row.scope) for row in batch]
         return RowNumbers(
-            [of_row.line for of_row in own],
-            [of_row.length for of_row in own],
-            [as_signed(first_hash(row.scope)) for row in batch],
+            [memory.line for memory in memories],
+            [memory.length for memory in memories],
+            [number - (1 << 64) if number >> 63 else number for number in hashes],  # their bits as signed integers
             [min(self._limits.depth, row.remaining_tokens) for row in batch],
         )
 
@@ -163,17 +213,11 @@ class TextMemory:
             self.table.load_state_dict(state["table"])
 
 
-def as_signed(number: int) -> int:
-    """Return the integer of 64 bits with a sign that has the bits of one without."""
-    return number - (1 << 64) if number >> 63 else number
-
-
 SOURCES = DraftSource.LOOKUP, DraftSource.MEMORY  # by their numbers in the search
 NOTHING = NgramTable(0)  # where there is no table
 
 
 def _make_trees(fields: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], rows: int) -> list[GrownTree]:
-    """Return the trees of a batch from what `search.grow` found."""
     candidates: list[list[Candidate]] = [[] for _ in range(rows)]
     expected = [0.0] * rows
     for (token, source, context, seen, row, parent, depth), (chance, survival) in zip(fields, chances, strict=True):
@@ -183,3 +227,66 @@ def _make_trees(fields: Sequence[Sequence[int]], chances: Sequence[Sequence[floa
         GrownTree(TokenTree(tuple(own)) if own else None, total)
         for own, total in zip(candidates, expected, strict=True)
     ]
+
+
+MEMORY_FILE = "memory.safetensors"
+
+
+def write_memory(path: Path, memory: TextMemory, vocabularies: str) -> None:
+    """Write a memory with its chances to a version's folder. Writes nothing for one without a table.
+
+    `vocabularies` is the digest of the target's and the drafter's, without which token ids mean nothing.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if memory.table is None:
+        return
+    slots, clock = memory.table.sizes
+    hits, trials = (torch.tensor(cells, dtype=torch.float64) for cells in memory.calibration.cells)
+    # One entry: the library writes several in any order, and equal memories must be equal files.
+    content = json.dumps({"vocabularies": vocabularies, "slots": slots, "clock": clock})
+    save_file({**memory.table.to_tensors(), "hits": hits, "trials": trials}, path, {"memory": content})
+
+
+class _Content(NamedTuple):
+    vocabularies: str
+    sizes: tuple[int, int]
+    cells: tuple[list[float], list[float]]
+    tensors: dict[str, Tensor]
+
+
+def _read(path: Path) -> _Content:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {})["memory"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        cells = tensors.pop("hits").tolist(), tensors.pop("trials").tolist()
+        return _Content(metadata["vocabularies"], (metadata["slots"], metadata["clock"]), cells, tensors)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CorruptError(f"{path} must hold the memory of a version, but: {error}") from error
+
+
+def read_memory(path: Path, memory: TextMemory, vocabularies: str) -> bool:
+    """Replace a memory by that of a file; of a larger one, what does not fit into the budget is evicted.
+
+    Returns:
+        whether the memory was read: not if it has no table, or if the file is of other vocabularies.
+
+    Raises:
+        CorruptError: the file is not one of a memory.
+    """
+    content = _read(path)
+    if memory.table is None or content.vocabularies != vocabularies:
+        return False
+    memory.table.load(content.tensors, content.sizes)
+    memory.calibration.load_cells(*content.cells)
+    return True
+
+
+def read_table(path: Path) -> NgramTable:
+    """Read the table of a file, whatever its vocabularies. Raises CorruptError."""
+    content = _read(path)
+    table = NgramTable(content.sizes[0] * SLOT_BYTES)
+    table.load_tensors(content.tensors, content.sizes)
+    return table

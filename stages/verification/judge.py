@@ -23,7 +23,6 @@ from stages.contract.blocks import (
     SequenceState,
     Verdict,
 )
-from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.learn.examples.top_distributions import TopDistributions
 from stages.sampling.raw_values import RawValues
@@ -112,7 +111,11 @@ class Judge(Stage[Proposal, Verdict]):
         decisions = truncate(decided, result.limit or len(result.emitted) + 1, ends)
         emitted = emitted_tokens(decisions)
         soft_targets = self._supervise(row, emitted, top) if top and row.collects_soft_targets else ()
-        self._extend(row, emitted)
+        row.tokens.extend(emitted)
+        for token in emitted if self._context else ():
+            row.pieces.extend(self._context[token])
+        row.remaining_tokens = max(0, row.remaining_tokens - len(emitted))
+        row.block += 1
         # Without a limit, any other end is known when the row is gone.
         row.finish = "stop" if emitted[-1] in ends else "length" if len(emitted) == result.limit else ""
         counts = [sum(one.outcome is kind for one in decisions) for kind in (Outcome.ACCEPTED, Outcome.REJECTED)]
@@ -148,21 +151,6 @@ class Judge(Stage[Proposal, Verdict]):
             for line, (one, of_token) in enumerate(zip(proposal.tokens, levels, strict=True))
         ]
 
-    def _extend(self, row: SequenceState, emitted: tuple[int, ...]) -> None:
-        row.tokens.extend(emitted)
-        for token in emitted if self._context else ():
-            row.pieces.extend(self._context[token])
-        row.remaining_tokens = max(0, row.remaining_tokens - len(emitted))
-        row.block += 1
-
-    @override
-    def state_dict(self, rows: Collection[SequenceState]) -> State:
-        return None
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        return
-
 
 def _find_raw_values(decisions: Sequence[Decision], top: TopDistributions) -> dict[int, RawValues]:
     """Return the raw values of the rejected token by its index: probabilities of the likeliest tokens, no entropy."""
@@ -178,7 +166,6 @@ def _find_raw_values(decisions: Sequence[Decision], top: TopDistributions) -> di
 
 
 def _list_proposed(proposal: Proposal) -> list[tuple[ProposedToken | None, Candidate | None]]:
-    """Return the proposed tokens in order, as a translated token or as a candidate of a chain."""
     if proposal.draft.tree:
         return [(None, candidate) for candidate in proposal.draft.tree.candidates]
     return [(proposed, None) for proposed in proposal.tokens]

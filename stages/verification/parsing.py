@@ -1,4 +1,4 @@
-"""Parsing: which target tokens drafted pieces are, by the longest match in the active trie (design, section 4)."""
+"""Parsing: which target tokens drafted pieces are, by the longest match in the active trie."""
 
 from collections.abc import Callable, Sequence
 

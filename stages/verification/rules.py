@@ -5,7 +5,7 @@
 Shapes: N positions, V target tokens, K pieces of a draft, D drafter ids, S sums.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import inf, isfinite, nan, prod
@@ -101,13 +101,8 @@ def option_members(test: Test) -> Sequence[int]:
     return child.members if child else ()
 
 
-def _take_levels(proposed: ProposedToken, drafter: Iterator[float], target: Iterator[float]) -> Levels:
-    count = len(proposed.tests)
-    return tuple(islice(drafter, count)), tuple(islice(target, count))
-
-
 class TrieRule(Rule):
-    """The exact walk of DESIGN section 4.
+    """Exact: the target's distribution is propagated through the trie, and each level of a token is tested.
 
     The pieces are 0 "snow", 1 "ball", 2 "the"; the target tokens are 0 "snow", 1 "snowball" (pieces 0, 1), 2 "the". The
     draft is "snow", "ball", which is the token "snowball" with two levels. Level 1 compares "begins with snow": the
@@ -159,7 +154,13 @@ class TrieRule(Rule):
         # The test is made on the numbers that are logged: rounded to the distributions' precision.
         target = iter(_round_levels(self._target_levels(placed, target_probs_NV), target_probs_NV.dtype))
         drafter = iter(_round_levels(self._drafter_levels(batch), target_probs_NV.dtype))
-        return [[_take_levels(proposed, drafter, target) for proposed in proposal.tokens] for proposal in batch]
+        return [
+            [
+                (tuple(islice(drafter, len(proposed.tests))), tuple(islice(target, len(proposed.tests))))
+                for proposed in proposal.tokens
+            ]
+            for proposal in batch
+        ]
 
     def _target_levels(self, placed: Sequence[tuple[int, Test]], target_probs_NV: Tensor) -> list[float]:
         segments: list[tuple[int, Iterable[int]]] = []

@@ -25,7 +25,7 @@ from stages.contract.snapshot import RarelyChanged, State, moments_of, with_mome
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.batches import Batch, ExampleBatcher, sum_by_row
 from stages.learn.examples.losses import Loss, StudentBatch, TeacherBatch
-from stages.learn.training.best_so_far import Comparison, Opinion
+from stages.learn.training.betting import Comparison, Opinion
 from stages.learn.training.update import (
     Assignment,
     Attempt,

@@ -5,8 +5,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from stages.contract.snapshot import State
+from stages.learn.training.betting import UsageTest
 from stages.learn.training.update import Step
-from stages.learn.training.usage import UsageTest
 
 LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
 HORIZON = 1000  # prompts: a longer benefit is not counted on

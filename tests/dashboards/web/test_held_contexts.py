@@ -12,9 +12,8 @@ from stream_making import decision, prompt, write
 from dashboards.web.held.contexts import hash_contexts, list_held_contexts
 from stages.contract.snapshot import Snapshot
 from stages.drafting.costs import Costs
-from stages.memory.memory_file import write_memory
 from stages.memory.ngram_table import NgramTable, context_hashes, scope_of
-from stages.memory.text_memory import TextMemory, TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits, write_memory
 from store.log.checkpoint import write_checkpoint
 from store.log.manifest import edit_manifest
 from store.query.log_reader import LogReader

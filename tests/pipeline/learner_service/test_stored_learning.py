@@ -19,7 +19,7 @@ from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
 from stages.distill import read_sums, read_weights
-from stages.learn.training.closed_form.sums import LeastSquaresSums
+from stages.learn.training.closed_form import LeastSquaresSums
 from store.events import Event, PromptCompleted
 from store.log.partitions import LEARNER, partition_folder
 

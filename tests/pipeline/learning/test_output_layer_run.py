@@ -15,7 +15,7 @@ from pipeline.config.settings import Config
 from stages.drafting.target_states import FEATURES, STATES_FILE
 from stages.engine.models.huggingface import load_causal_model
 from stages.learn.examples.losses import LOSSES, greedy_agreement
-from stages.learn.training.closed_form.trainer import OutputLayerTrainer
+from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.update import TrainingConfig
 
 LEARNING = {"learn__method": "least-squares", "sampling__temperature": 0.0, "draft__sources": ("model",)}

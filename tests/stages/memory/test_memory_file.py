@@ -9,8 +9,7 @@ import pytest
 from places import ROOT
 
 from stages.drafting.costs import Costs
-from stages.memory.memory_file import read_memory, read_table, write_memory
-from stages.memory.text_memory import TextMemory, TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits, read_memory, read_table, write_memory
 from store.errors import CorruptError
 
 COSTS = Costs(((1, 1.0), (9, 1.1)), ((1, 0.1),))
@@ -19,7 +18,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_memory_file import memory_of
-from stages.memory.memory_file import write_memory
+from stages.memory.text_memory import write_memory
 write_memory(Path(sys.argv[1]), memory_of(list(range(40)) * 2), "pair")
 """
 

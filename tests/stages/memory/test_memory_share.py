@@ -9,8 +9,7 @@ from test_text_memory import complete, new_memory
 
 from stages.memory.calibration import PRIOR_TRIALS, ObservedCells, own_cell
 from stages.memory.counting import LONGEST
-from stages.memory.memory_exchange import KEPT_TEXTS, MemoryExchange
-from stages.memory.memory_share import LearnedText, MemoryShare, add_cells
+from stages.memory.memory_share import KEPT_TEXTS, LearnedText, MemoryExchange, MemoryShare, add_cells
 from stages.memory.text_memory import TextMemory
 
 CELL = own_cell(3)

@@ -7,7 +7,7 @@ import torch
 from stored_states import store
 from test_drafter_trainer import BACKWARD, COUNTING, LATER, new_trainer, update
 
-from stages.learn.training.best_so_far import Comparison, Opinion
+from stages.learn.training.betting import Comparison, Opinion
 from stages.learn.training.drafter_trainer import DrafterTrainer
 
 

@@ -15,9 +15,7 @@ from stages.drafting.target_states import SIZE, TargetStates
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.losses import expected_acceptance, greedy_agreement, trie_loss
-from stages.learn.training.closed_form.layer import untie_output
-from stages.learn.training.closed_form.sums import LeastSquaresSums
-from stages.learn.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
+from stages.learn.training.closed_form import SUMS_FILE, LeastSquaresSums, OutputLayerTrainer, untie_output
 from stages.learn.training.update import TrainingConfig
 from store.errors import CorruptError
 

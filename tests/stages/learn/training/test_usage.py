@@ -5,9 +5,9 @@ from random import Random
 
 from stored_states import store
 
+from stages.learn.training.betting import UsageTest
 from stages.learn.training.interval import BreakEvenInterval
 from stages.learn.training.update import Step
-from stages.learn.training.usage import UsageTest
 
 TOKENS, PIECES = 48, 240
 STEP = Step(1.0, 10, 1000, 0.4, 0.45, 0.3, True, "")

@@ -1,7 +1,8 @@
 """Trains the drafter's output layer by least squares on hidden states; the rest of the drafter stays as loaded.
 
 The features of a position are the drafter's hidden state and, per target, its reduced hidden state at the last token
-that is known when a draft reaches the position (`stages/drafting/target_states.py`).
+that is known when a draft reaches the position (`stages/drafting/target_states.py`). The weights of both are one
+matrix here.
 
 One pass over an example gives its part of two sums, and from the sums the layer follows in closed form, so an update
 costs a fraction of a gradient step, and what was learned stays until it is removed explicitly.
@@ -10,29 +11,181 @@ Shapes: N supervised positions, W hidden width, F features of a state, X feature
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from stages.contract.blocks import TrainingExample
+from stages.contract.blocks import Numbers, TrainingExample
 from stages.contract.snapshot import State
-from stages.drafting.target_states import AGE_DECAY, FEATURES, state_features
+from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.batches import Batch
-from stages.learn.examples.losses import StudentBatch
-from stages.learn.training.closed_form.layer import capture_inputs, output_layer, read_layer, targets_of, write_layer
-from stages.learn.training.closed_form.places import LaterPlaces, Places, find_states
-from stages.learn.training.closed_form.sums import LeastSquaresSums
+from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.update import Assignment, Chooser, Scores
 from store.errors import CorruptError
+
+RIDGE = 0.1  # added to the diagonal of the first sum, as a share of its mean
+ROUNDING = 1e-10  # of the largest value of a sum: what remains where everything is taken away again
+
+
+class LeastSquaresSums:
+    """The sums of a ridge regression from hidden states to what the drafter's probabilities lack.
+
+    Two positions with orthogonal hidden states. At the first, piece 1 lacks half of its probability, and piece 0 has as
+    much too many; at the second, nothing is wrong. The solution follows each state, shrunk a little by the ridge:
+
+    >>> sums = LeastSquaresSums(width=2, vocabulary=3, device=torch.device("cpu"))
+    >>> hidden_NW = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> sums.add(hidden_NW, missing_ND=torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
+    >>> correction_DW = sums.solve()
+    >>> (hidden_NW @ correction_DW.T).round(decimals=2)
+    tensor([[-0.4500,  0.4500,  0.0000],
+            [ 0.0000,  0.0000,  0.0000]])
+    """
+
+    def __init__(self, width: int, vocabulary: int, device: torch.device) -> None:
+        # sum of the outer products of hidden states
+        self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
+        # sum of the outer products of hidden states and missing probabilities
+        self.products_WD = torch.zeros(width, vocabulary, dtype=torch.float64, device=device)
+
+    def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
+        """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
+        takes away what was added with the positive one.
+        """
+        hidden_NW, largest = hidden_NW.double(), self.states_WW.abs().max()
+        self.states_WW += weight * (hidden_NW.T @ hidden_NW)
+        self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
+        if weight < 0 and bool(self.states_WW.abs().max() < ROUNDING * largest):  # nothing but errors is left
+            self.states_WW.zero_()
+            self.products_WD.zero_()
+
+    def merge(self, other: "LeastSquaresSums") -> None:
+        """Add all positions of other sums, as if they had been added to these."""
+        self.states_WW += other.states_WW
+        self.products_WD += other.products_WD
+
+    @classmethod
+    def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
+        """Make sums of saved tensors."""
+        sums = cls(0, 0, states_WW.device)
+        sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
+        return sums
+
+    def solve(self, ridge: float = RIDGE) -> Tensor:
+        """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
+        width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
+        if not bool(diagonal_W.any()):
+            return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
+        occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
+        scale = float(diagonal_W[occurs_W].mean())
+        ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
+        factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
+        return torch.cholesky_solve(self.products_WD, factor_WW).float().T
+
+
+def untie_output(model: Any) -> None:
+    """Give the model's output layer weights of its own if it shares those of the embeddings."""
+    layer = output_layer(model)
+    if layer.weight is model.get_input_embeddings().weight:
+        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+        model.config.tie_word_embeddings = False
+
+
+def output_layer(model: Any) -> nn.Linear:
+    """Return the module that computes a model's logits."""
+    layer: nn.Linear = model.get_output_embeddings()
+    return layer
+
+
+def targets_of(model: LanguageModel) -> tuple[str, ...]:
+    """Return the targets whose states the drafter reads."""
+    return model.extra.targets if isinstance(model.extra, TargetStates) else ()
+
+
+def _layer_weights(model: LanguageModel) -> list[Tensor]:
+    states = model.extra.weights if isinstance(model.extra, TargetStates) else ()
+    return [output_layer(model.model).weight, *states]
+
+
+def read_layer(model: LanguageModel) -> Tensor:
+    """Return the weights of the output layer and of the targets' states, in float32 (D, X)."""
+    return torch.cat([weight.detach().float() for weight in _layer_weights(model)], -1)
+
+
+def write_layer(model: LanguageModel, weight_DX: Tensor) -> None:
+    """Set what `read_layer` returns."""
+    weights = _layer_weights(model)
+    for own, new in zip(weights, weight_DX.split([weight.shape[1] for weight in weights], -1), strict=True):
+        own.copy_(new)
+
+
+@contextmanager
+def capture_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of a layer's calls."""
+    captured: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _layer, inputs, _outputs: captured.append(inputs[0]))
+    try:
+        yield captured
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of texts."""
+
+    features_NX: Tensor  # hidden states of the drafter and the target
+    forbidden_ND: Tensor  # True for ids that may not be drafted
+    teacher: TeacherBatch  # the soft targets
+
+    def logits(self, weight_DX: Tensor) -> Tensor:
+        """Return the logits (N, D)."""
+        return (self.features_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
+
+    def take(self, chosen_N: Tensor) -> "Places":
+        """Return some of the positions, by mask or index."""
+        teacher = TeacherBatch(*(getattr(self.teacher, field.name)[chosen_N] for field in fields(self.teacher)))
+        return Places(self.features_NX[chosen_N], self.forbidden_ND[chosen_N], teacher)
+
+
+class LaterPlaces(NamedTuple):
+    """Positions as drafts from a token earlier reach them: which of all positions, and their features."""
+
+    lines: Tensor
+    features_NX: Tensor
+
+
+def find_states(
+    example: TrainingExample, positions_N: Numbers, first_N: Numbers, back: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Find the state that a draft reads at each supervised position of an example's text, if it begins `back` tokens
+    before that of the position. Branches, whose positions follow those of the text, have no states.
+
+    Returns:
+        which of the positions have a state (indices); the number of pieces from the draft's beginning to each of these;
+        their states.
+    """
+    in_text_N = positions_N <= len(example.pieces)
+    starts = positions_N[in_text_N & first_N]
+    nothing = np.zeros(0, np.int64)
+    if example.states is None or len(example.states) != len(starts):
+        return nothing, nothing, np.zeros((0, SIZE), np.int8)
+    begins_N = np.searchsorted(starts, positions_N, side="right") - 1 - back
+    (found,) = ((begins_N > 0) & in_text_N).nonzero()
+    begins = begins_N[found]
+    return found, positions_N[found] - starts[begins], example.states[begins - 1]
+
 
 SUMS_FILE = "sums.safetensors"  # of a version
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
@@ -74,7 +227,8 @@ class OutputLayerTrainer(DrafterTrainer):
     def respond_to_drift(self) -> None:
         """Give the text before a drift less weight."""
         super().respond_to_drift()
-        self._sums.scale(DRIFT_DECAY)
+        self._sums.states_WW *= DRIFT_DECAY
+        self._sums.products_WD *= DRIFT_DECAY
         self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
         self._correction_DX = None
 
@@ -200,11 +354,7 @@ class OutputLayerTrainer(DrafterTrainer):
 
     def _state_features(self, batch: Batch, back: int) -> tuple[Tensor, Tensor]:
         """Return the features of the targets' states at the supervised positions (N, targets x F), and where there are
-        any (N,).
-
-        Args:
-            batch: the examples.
-            back: how many tokens before that of a position its draft begins.
+        any (N,). `back`: how many tokens before that of a position its draft begins.
         """
         rows_N, places_N = batch.packed.rows_N, batch.packed.places_N
         states, targets = self._candidate.extra, targets_of(self._candidate)
@@ -221,21 +371,16 @@ class OutputLayerTrainer(DrafterTrainer):
         return features_NTF.flatten(1), has_N
 
     def _measure_strengths(self, firsts: Places, correction_DX: Tensor) -> Tensor:
-        """Return the total acceptance at the first pieces of tokens under each strength (S,)."""
         loaded_ND, change_ND = firsts.logits(self._loaded_DX), firsts.features_NX @ correction_DX.T
         students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
         return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
 
     def _add_to_sums(self, places: Places, later: LaterPlaces, weight: float) -> None:
-        missing_ND = self._missing_probs(places)
-        self._sums.add(places.features_NX, missing_ND, weight)
-        self._sums.add(later.features_NX, missing_ND[later.lines], weight)
-
-    def _missing_probs(self, places: Places) -> Tensor:
-        """Return the target's probabilities of pieces, less those of the drafter as loaded (N, D)."""
         teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
         target_NT = teacher.group_NT.masked_fill(~teacher.valid_NT, 0)
-        return probs_ND.neg_().scatter_add_(1, teacher.ids_NT, target_NT)
+        missing_ND = probs_ND.neg_().scatter_add_(1, teacher.ids_NT, target_NT)  # of the drafter as loaded
+        self._sums.add(places.features_NX, missing_ND, weight)
+        self._sums.add(later.features_NX, missing_ND[later.lines], weight)
 
     @override
     @torch.no_grad()
@@ -243,7 +388,7 @@ class OutputLayerTrainer(DrafterTrainer):
         """Score examples by the gate's measure. Their hidden states are computed once: all models share the layers
         below the output layer.
         """
-        self._read_all(examples)
+        self._read_new(examples)
         weight_DX, found = read_layer(model), Scores()
         for example in examples:
             if (places := self._read.get(example)) is not None:
@@ -252,8 +397,7 @@ class OutputLayerTrainer(DrafterTrainer):
                 found[example] = total, len(places.features_NX)
         return found
 
-    def _read_all(self, examples: Sequence[TrainingExample]) -> None:
-        """Compute the hidden states of examples that have none yet, and drop the oldest above the limit."""
+    def _read_new(self, examples: Sequence[TrainingExample]) -> None:
         for batch in self._batcher.make_batches([one for one in examples if one not in self._read], branches=False):
             places, _, _ = self._read_batch(batch)
             for row, example in enumerate(batch.examples):
