@@ -142,7 +142,7 @@ def _count_own(verdict: Verdict) -> int:
 
 
 def _count_candidates(proposal: Proposal) -> int:
-    """Number of candidates of a tree that are no drafted pieces: copies and siblings."""
+    """Number of candidates of a tree that are no drafted pieces: copies and alternatives."""
     return len(proposal.verifiable) - len(proposal.tokens) if proposal.draft.tree else 0
 
 

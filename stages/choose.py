@@ -32,12 +32,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     The model skips a row that has a tree, and reads the missed pieces the next time it drafts for the row.
 
     Args:
-        decode: the model's drafting.
-        memory: grows trees of the own text and of completed texts.
-        chooser: compares the two.
         costs: costs of the models' passes: updated here, and predicting what is logged.
-        model: whether the model is a source.
-        exploration: draws the action of a few blocks.
         pauses: by the seconds of blocks; None for no pause by them.
         labels_after_drift: how many tokens of the model's drafts are judged after a drift before trees are used again.
     """

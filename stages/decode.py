@@ -15,10 +15,10 @@ from typing_extensions import override
 from stages.contract.blocks import ENTROPY, Draft, SequenceState
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
+from stages.drafting.alternatives import AlternativeGrowth
 from stages.drafting.costs import CostModel, ReadPrompts
 from stages.drafting.growing_drafts import GrowingDrafts
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.engine.models.devices import synchronize
@@ -71,15 +71,10 @@ class Decode(Stage[SequenceState, Draft]):
     1
 
     Args:
-        model: the drafter, unmodified.
-        head: estimates acceptance.
-        stop_rule: selects the rows that draft one more piece.
         sampling: the transform of the drafter's logits; its result is the recorded distribution. The transform of a
             row takes precedence: acceptance is highest if the drafter samples as the target does.
         allowed: pieces that may be drafted: those that spell some target token.
-        max_draft: maximal number of pieces of a draft; 0 disables drafting.
         eos_id: the drafter's end of sequence, after which nothing is drafted, or None.
-        probs_dtype: precision of the distributions.
         costs: with them the last pieces of a draft are dropped where the head's estimate makes verifying them not worth
             their cost. Only for rows whose pieces are not drawn: a draft that ends where an unlikely piece was drawn
             would change the distribution of the text.
@@ -91,7 +86,7 @@ class Decode(Stage[SequenceState, Draft]):
     reader: PromptReader | None = None
     prompts = ReadPrompts()  # those that the model read in the last block
     # decides whether the next likeliest pieces of greedy rows are kept; None, the default: never
-    siblings: SiblingGrowth | None = None
+    alternatives: AlternativeGrowth | None = None
 
     def __init__(
         self,
@@ -179,7 +174,6 @@ class Decode(Stage[SequenceState, Draft]):
         """Draft after each row until the stop rule, its remaining tokens or `max_draft` ends the draft.
 
         Args:
-            batch: all admitted rows.
             skipped: rows that the model does not read in this block: their drafts are empty.
             whole: whether to keep pieces that the head finds hopeless, because their labels are needed.
         """
@@ -192,8 +186,8 @@ class Decode(Stage[SequenceState, Draft]):
         limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
         going = [number for number, row in wanted if not row.reading and limits[number] and self.has_space(row)]
         fed = {number: self._unread(batch[number]) for number in going}
-        if self.siblings and going and self.siblings.pays(len(batch)):
-            growing.others = {number: [] for number in going if growing.greedy[number]}
+        if self.alternatives and going and self.alternatives.pays(len(batch)):
+            growing.alternatives = {number: [] for number in going if growing.greedy[number]}
         state_terms = self._compute_state_terms(batch, going)
         while going:
             for number, pieces in fed.items():
@@ -298,19 +292,19 @@ class Decode(Stage[SequenceState, Draft]):
         if active:
             growing.add(active, features_BF, values)
             growing.add_probs(sampled, draft_probs_SD)
-            if growing.others:
-                self._find_others(growing, active, logits_BD)
+            if growing.alternatives:
+                self._keep_alternatives(growing, active, logits_BD)
         return active
 
-    def _find_others(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> None:
+    def _keep_alternatives(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> None:
         """Keep the next likeliest pieces after those that greedy rows have just drafted."""
-        assert self.siblings is not None
-        probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.siblings.most + 1, logits_BD.shape[1]))
+        assert self.alternatives is not None
+        probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.alternatives.most + 1, logits_BD.shape[1]))
         for number, probs, pieces in zip(active, probs_BO.tolist(), pieces_BO.tolist(), strict=True):
-            if number in growing.others:
+            if number in growing.alternatives:
                 drafted = growing.pieces[number][-1]
                 own = [pair for pair in zip(pieces, probs, strict=True) if pair[0] != drafted and pair[1] > 0]
-                growing.others[number].append(tuple(own[: self.siblings.most]))
+                growing.alternatives[number].append(tuple(own[: self.alternatives.most]))
 
     def _draw(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pieces (B,), the entropies of their distributions (B,), and the distributions of the S rows that

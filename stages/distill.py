@@ -85,7 +85,6 @@ class Distill(Distiller):
     examples later.
 
     Args:
-        drafter: updates the drafter's weights, possibly from examples of other targets too.
         head: trains this target's acceptance head after each prompt with enough labels (the paper's algorithm 4).
     """
 

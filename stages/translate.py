@@ -7,7 +7,7 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
-from stages.drafting.siblings import SiblingGrowth
+from stages.drafting.alternatives import AlternativeGrowth
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie
 from stages.verification.parsing import Parse, Spelling, parse
@@ -25,13 +25,10 @@ class Translate(Stage[Draft, Proposal]):
     """Drafts to proposals; between blocks, updates the cache of n-grams.
 
     Args:
-        trie: direct maps and active n-grams.
-        cache: the cache that owns the n-grams.
-        pieces: per target id its pieces, or None.
         divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
     """
 
-    siblings: SiblingGrowth | None = None  # makes trees of greedy drafts where that pays; None, the default: never
+    alternatives: AlternativeGrowth | None = None  # makes trees of greedy drafts where that pays; None: never
 
     def __init__(self, trie: Trie, cache: Cache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache
@@ -53,7 +50,7 @@ class Translate(Stage[Draft, Proposal]):
     @override
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:
         proposals = [Proposal(draft, self._parse(self._trie, draft.pieces)) for draft in batch]
-        return self.siblings.add(proposals, self._trie) if self.siblings else proposals
+        return self.alternatives.add(proposals, self._trie) if self.alternatives else proposals
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Insert the emitted tokens of several pieces into the cache: accepted, residual and bonus alike."""

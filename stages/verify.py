@@ -57,9 +57,7 @@ def transform_logits(batch: Sequence[Proposal], logits_NV: Tensor, starts: Seque
     that plain decoding would draw from there. The logits themselves are returned if no row has a transform.
 
     Args:
-        batch, dtype: the proposals; the precision of the transformed logits.
         logits_NV: the target's logits, rows joined: after the text, then after each verifiable token.
-        starts: the first line of each row.
     """
     if not any(proposal.draft.row.transforms for proposal in batch):
         return logits_NV
@@ -168,14 +166,9 @@ class Verify(Stage[Proposal, Verdict]):
     """Proposals to verdicts, by one forward pass of the target for the whole batch. Appends to the rows.
 
     Args:
-        model: the target.
-        rule: computes the levels and residuals of proposals.
         sampling: the sampling transform; the transform of a row takes precedence.
         context: per target id the pieces that the drafter reads for it.
         tokenizer_size: number of ids of the tokenizer; further outputs of the model are never emitted.
-        eos_ids: the ids that end a sequence.
-        teacher: makes soft targets from the target's distributions; `teach_nothing` without a learner.
-        probs_dtype: precision of the distributions.
         reader: reads prompts; by default each is read in one pass, when its row is admitted.
         project: reduces the target's hidden states, for drafters that read them.
     """

@@ -101,7 +101,7 @@ class TokenDecision:
     block: int
     position: int  # of this token in the completion if everything before it is accepted; in a tree, on its path
     index: int  # within the block; in a tree, of the candidate
-    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus, a copied candidate and a sibling
+    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus, a copy and an alternative
     translation: Translation
     proposed_id: int | None
     proposed_bytes: bytes | None

@@ -12,10 +12,10 @@ from pipeline.config.sections import DraftSettings, LearnSettings, PromptSetting
 from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
+from stages.drafting.alternatives import AlternativeGrowth
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead, load_head
-from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
@@ -42,7 +42,7 @@ PROBE_DRAFT = 4  # pieces of the drafts that are timed
 CHUNK = 128  # prompt tokens that a model reads at once: more take memory and hardly save time
 NODES, DEPTH = 16, 12  # candidates of a tree, and of one path: more cost time to verify and are rarely emitted
 LIVE_BLOCK = 16  # tokens of a block of a server's prefix cache
-TEACHER_TOP = 64  # likeliest target tokens of a place that are soft targets: the others have hardly any probability
+TOP_K = 64  # likeliest target tokens of a place that are soft targets: the others have hardly any probability
 SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy drafting
 
 
@@ -122,7 +122,7 @@ def make_drafting(
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
     if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
-        decode.siblings = translate.siblings = SiblingGrowth(costs, draft.width - 1)
+        decode.alternatives = translate.alternatives = AlternativeGrowth(costs, draft.width - 1)
     preamble = ([], []) if live else find_preamble(config, models)
     decode.reader, verify.reader = _make_readers(
         config.prompts, models, preamble, live=live, batch_invariant=config.batch_invariant
@@ -201,7 +201,7 @@ def make_teacher(models: DrafterModels, temperature: float, learn: LearnSettings
     """
     softened = max(SHARPEST_TEACHER, temperature)
     device, off_policy = models.drafter.device, learn.off_policy
-    return TrieTeacher(models.pair, TEACHER_TOP, device, temperature=softened, off_policy=off_policy)
+    return TrieTeacher(models.pair, TOP_K, device, temperature=softened, off_policy=off_policy)
 
 
 def _make_readers(

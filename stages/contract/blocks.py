@@ -109,7 +109,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Candidates in target tokens, in depth-first order: parents first, siblings by descending chance.
+    """Candidates in target tokens, in depth-first order: parents first, alternatives by descending chance.
 
     Candidates of one parent are distinct tokens. A chain is a tree in which every candidate has one child.
 
@@ -144,7 +144,7 @@ class TokenTree:
         return [index for index, candidate in enumerate(self.candidates) if candidate.parent == parent]
 
 
-OtherPieces = tuple[tuple[int, float], ...]  # pieces that could replace one, with their probabilities
+AlternativePieces = tuple[tuple[int, float], ...]  # pieces that could replace one, with their probabilities
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Draft:
     survival: tuple[float, ...]
     source: DraftSource = DraftSource.MODEL  # origin of the draft; with a tree, that of its first candidate
     # candidates in target tokens, or None. Without pieces they are copies; with pieces, the first candidates are
-    # the pieces' tokens, and the others their siblings.
+    # the pieces' tokens, and the others their alternatives.
     tree: TokenTree | None = None
     # expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of
     # the predicted time of the target's pass, in the unit of the costs; None if nothing was predicted
@@ -171,8 +171,8 @@ class Draft:
     action: Action | None = None
     propensity: float | None = None
     # per piece of a greedy draft the next likeliest pieces with their probabilities, in descending order; empty
-    # where no siblings are wanted
-    others: tuple[OtherPieces, ...] = ()
+    # where no alternatives are wanted
+    alternatives: tuple[AlternativePieces, ...] = ()
 
     @classmethod
     def from_tree(cls, row: SequenceState, tree: TokenTree | None, expected_tokens: float) -> "Draft":
@@ -235,7 +235,7 @@ class Decision:
     """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict."""
 
     index: int
-    proposed: ProposedToken | None  # the drafted token, also of a candidate that has siblings
+    proposed: ProposedToken | None  # the drafted token, also of a candidate that has alternatives
     outcome: Outcome
     emitted: int | None
     origin: Origin | None
@@ -245,7 +245,7 @@ class Decision:
     uniform: float | None = None
     passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
     candidate: Candidate | None = None  # of a tree; `index` is its index there
-    # of a candidate with pieces: what its levels would be without siblings
+    # of a candidate with pieces: what its levels would be without alternatives
     piece_levels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property

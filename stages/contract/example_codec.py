@@ -50,24 +50,18 @@ def _encode(example: TrainingExample) -> Coded:
             _append_list(integers, branch.pieces)
             _append_soft_targets(integers, floats, branch.soft_targets)
         if example.states is not None:
-            integers += (example.states.shape, _to_integers(example.states))
-        found = _coded[example] = _join(integers, np.int32), _narrow(_join(floats, np.float64))
+            # Their bytes as integers, the last one filled up with zeros.
+            of_states = np.frombuffer(example.states.tobytes() + bytes(-example.states.size % 4), np.int32)
+            integers += (example.states.shape, of_states)
+        doubles = _join(floats, np.float64)
+        narrow = doubles.astype(np.float32)
+        found = _join(integers, np.int32), narrow if np.array_equal(narrow, doubles) else doubles
+        _coded[example] = found
     return found
 
 
 def _join(parts: Sequence[Part], kind: type[np.generic]) -> Numbers:
     return np.concatenate([np.zeros(0, kind), *(np.asarray(part, kind).ravel() for part in parts)])
-
-
-def _to_integers(states: Numbers) -> Numbers:
-    """Return the bytes of states as integers, the last one filled up with zeros."""
-    found: Numbers = np.frombuffer(states.tobytes() + bytes(-states.size % 4), np.int32)
-    return found
-
-
-def _narrow(floats: Numbers) -> Numbers:
-    narrow = floats.astype(np.float32)
-    return narrow if np.array_equal(narrow, floats) else floats
 
 
 def _append_list(integers: list[Part], numbers: Sequence[int]) -> None:
@@ -130,15 +124,14 @@ class ExampleReader:
         branches = tuple(
             OffPolicySpan(self._integer(), self._list(), self._soft_targets()) for _ in range(self._integer())
         )
-        states = self._states() if has_states else None
+        states = None
+        if has_states:
+            tokens, size = self._integer(), self._integer()
+            numbers = self._take((tokens * size + 3) // 4).astype(np.int32)
+            states = np.frombuffer(numbers.tobytes(), np.int8, tokens * size).reshape(tokens, size)
         return TrainingExample(
             offset, target, pieces, soft_targets, (), ngram_positions, judged, branches, states, scope
         )
-
-    def _states(self) -> Numbers:
-        tokens, size = self._integer(), self._integer()
-        numbers = self._take((tokens * size + 3) // 4).astype(np.int32)
-        return np.frombuffer(numbers.tobytes(), np.int8, tokens * size).reshape(tokens, size)
 
     def _take(self, count: int) -> Numbers:
         self._next += count
@@ -156,20 +149,15 @@ class ExampleReader:
         self._place += count * kind.itemsize
         return found
 
-    def _numbers(self, count: int) -> tuple[float, ...]:
-        return tuple(self._floats(count).tolist())
-
     def _soft_targets(self) -> Supervised:
         return tuple(self._soft_target() for _ in range(self._integer()))
 
     def _soft_target(self) -> SoftTarget | TopTokens:
         position = self._integer()
-        if position == MARK:
-            return self._top_tokens()
-        depth, ids = self._integer(), self._list()
-        return SoftTarget(position, depth, ids, self._numbers(len(ids)), self._numbers(len(ids)), self._numbers(1)[0])
-
-    def _top_tokens(self) -> TopTokens:
+        if position != MARK:
+            depth, ids = self._integer(), self._list()
+            group, direct, (rest,) = (tuple(self._floats(count).tolist()) for count in (len(ids), len(ids), 1))
+            return SoftTarget(position, depth, ids, group, direct, rest)
         tokens, kept, pieces = self._integer(), self._integer(), self._integer()
         probs = self._floats(tokens * kept).astype(np.float32).reshape(tokens, kept)
         positions, levels, own = (self._take(tokens) for _ in range(3))

@@ -34,7 +34,7 @@ from stages.sampling.random_source import RandomSourceState, SeededRandomSource
 from store.errors import CorruptError
 
 STATE, TENSORS, WEIGHTS = "state.json", "tensors.safetensors", "weights.safetensors"
-FORMAT = 1  # incremented when runs of older releases cannot be resumed
+FORMAT = 1  # incremented when runs of earlier releases cannot be resumed
 
 State = Any  # a tree as described above; only its owner reads it
 LEAF = "$"  # the only key of a dict that stands for a leaf; its value is the kind and the number
@@ -55,10 +55,6 @@ class RarelyChanged:
 
 class Snapshot:
     """A copy of a state, to be encoded later.
-
-    Args:
-        state: its root, a dict.
-        weights_before: the weights of the last snapshot.
 
     Raises:
         ValueError: it contains a private row, or one with stop strings or other wishes of a request, which ends with

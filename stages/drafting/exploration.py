@@ -31,11 +31,6 @@ class Exploration:
     ['copies', 'nothing', 'nothing', 'model']
     >>> sorted({round(choice.propensity, 4) for choice in choices})
     [0.0833, 0.8333]
-
-    Args:
-        share: chance that the action of a block is drawn.
-        seed: of the run.
-        actions: from which it is drawn, each with the same chance.
     """
 
     def __init__(self, share: float, seed: int, actions: Sequence[Action]) -> None:

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Draft, OtherPieces, SequenceState
+from stages.contract.blocks import AlternativePieces, Draft, SequenceState
 
 
 @dataclass
@@ -28,7 +28,7 @@ class GrowingDrafts:
     sampled: list[Sequence[int]] = field(default_factory=list)  # per pass those of these rows that are not greedy
     draft_probs_BD: list[Tensor] = field(default_factory=list)  # per pass with such rows, one line for each of them
     # of rows whose drafts may become trees, per piece the next likeliest ones
-    others: dict[int, list[OtherPieces]] = field(default_factory=dict)
+    alternatives: dict[int, list[AlternativePieces]] = field(default_factory=dict)
 
     @classmethod
     def from_rows(cls, rows: Sequence[SequenceState], greedy: Sequence[bool]) -> "GrowingDrafts":
@@ -41,13 +41,7 @@ class GrowingDrafts:
         return list(map(len, self.pieces))
 
     def add(self, active: Sequence[int], features_BF: Tensor, values: Sequence[tuple[float, float, float]]) -> None:
-        """Append one piece to the draft of each active row.
-
-        Args:
-            active: numbers of the rows that drafted in this pass.
-            features_BF: one line per active row.
-            values: per active row the piece, the entropy of its distribution and the head's estimate.
-        """
+        """Append one piece to the draft of each active row."""
         for number, (piece, spread, estimate) in zip(active, values, strict=True):
             self.pieces[number].append(int(piece))
             self.entropies[number].append(spread)
@@ -64,9 +58,10 @@ class GrowingDrafts:
 
     def drop_last(self, number: int) -> None:
         """Drop the last piece of a greedy row's draft."""
-        for values in (self.pieces[number], self.entropies[number], self.survival[number], self.others.get(number)):
-            if values:
-                values.pop()
+        for values in (self.pieces[number], self.entropies[number], self.survival[number]):
+            values.pop()
+        if number in self.alternatives:
+            self.alternatives[number].pop()
 
     def freeze(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Draft]:
         """Return one draft per row, in the order of the rows."""
@@ -83,9 +78,10 @@ class GrowingDrafts:
             Draft(row, tuple(pieces), distributions, tuple(entropies), features[: len(pieces)], tuple(survival))
             for row, pieces, distributions, entropies, features, survival in columns
         ]
-        if not self.others:
+        if not self.alternatives:
             return drafts
-        return [replace(draft, others=tuple(self.others.get(number, ()))) for number, draft in enumerate(drafts)]
+        alternatives = [tuple(self.alternatives.get(number, ())) for number in range(len(drafts))]
+        return [replace(draft, alternatives=one) for draft, one in zip(drafts, alternatives, strict=True)]
 
     def _one_hot_probs(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return per row the distributions of its pieces, which have all mass; those of other rows are empty."""

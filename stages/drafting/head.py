@@ -28,7 +28,6 @@ class AcceptanceHead(nn.Module):
     """P(a piece is accepted | all before it in its draft are), as a logit.
 
     Args:
-        width: the drafter's hidden size.
         seed: seed of the initial weights; a reset with the same seed gives the same head.
     """
 
@@ -59,9 +58,6 @@ class AcceptanceHead(nn.Module):
         """Return the features of drafted pieces (B, F), and their estimated probabilities of acceptance (B,).
 
         On a CPU by one compiled call; the numbers are those of torch's functions but for the last digits.
-
-        Args:
-            hidden_BW, logits_BD, pieces_B, index: as of `piece_features`.
         """
         if self._compiled.reads(hidden_BW, logits_BD):
             found = self._compiled(hidden_BW, logits_BD, pieces_B.tolist(), index, self._weights)

@@ -88,7 +88,6 @@ class SourceChooser:
     False
 
     Args:
-        costs: costs of the models' passes.
         rows: number of rows of a batch, which are assumed to have equal drafts.
         may_rest: whether nothing is drafted where there is no tree and the model's drafts do not pay; else it drafts
             there always.
@@ -108,8 +107,6 @@ class SourceChooser:
         candidates: instead of no draft.
 
         Args:
-            candidates: number of the tree's candidates.
-            expected: how many of them are expected to be accepted.
             more: what else the model's draft costs for this row, in the unit of the costs.
         """
         if not (candidates or self._may_rest):
@@ -151,7 +148,6 @@ class SourceChooser:
         """Update with the outcome of a row's block.
 
         Args:
-            verdict: on its draft.
             action: the preferred one, which was taken.
             expected: accepted candidates of the tree that the row had or could have had.
             drawn: pieces that the model drew, dropped ones included.

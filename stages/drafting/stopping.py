@@ -16,10 +16,6 @@ class StopRule(Protocol):
     def select_rows(self, survivals: Sequence[Survival], open_rows: Sequence[int]) -> Sequence[int]:
         """Select the rows that draft one more piece. Called after every drafter pass of a block.
 
-        Args:
-            survivals: per row the survival of its draft; empty for a row that did not draft.
-            open_rows: the rows that may draft one more piece; each has at least one.
-
         Returns:
             the selected ones of `open_rows`.
         """
@@ -87,7 +83,6 @@ class CostStop(StopRule):
 
 
 def _next_survival(survival: Survival) -> float:
-    """Estimate the survival of the next piece."""
     before = survival[-2] if len(survival) > 1 else 1.0
     return survival[-1] * survival[-1] / before if before > 0 else 0.0
 

@@ -34,11 +34,6 @@ class StateProjection:
     >>> states_NS = project(torch.tensor([[1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]]))
     >>> states_NS.shape, states_NS.dtype, bool((states_NS[0] == states_NS[1]).all())  # the length is divided out
     (torch.Size([2, 256]), torch.int8, True)
-
-    Args:
-        target: name of the target, the seed of its matrix.
-        width: W.
-        device: of the hidden states.
     """
 
     def __init__(self, target: str, width: int, device: torch.device) -> None:
@@ -63,13 +58,7 @@ def state_features(states_NS: Tensor) -> Tensor:
 
 
 class TargetStates(nn.Module):
-    """The weights from each target's features to the drafter's logits; zeros at first.
-
-    Args:
-        targets: names of the targets.
-        outputs: D.
-        device: of the drafter.
-    """
+    """The weights from each target's features to the drafter's logits; zeros at first."""
 
     def __init__(self, targets: Sequence[str], outputs: int, device: torch.device) -> None:
         super().__init__()

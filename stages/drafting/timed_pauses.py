@@ -62,13 +62,6 @@ class TimedPauses:
 
     Which blocks draft depends on the clock, so that equal seeds give equal rows only where the same blocks draft. The
     text has the target's distribution in any case: the choice depends on past blocks only.
-
-    Args:
-        costs: costs of the models' passes, in seconds.
-
-    Attributes:
-        drafts: whether the next block drafts.
-        paused: whether drafting was slower at the last comparison.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -84,8 +77,6 @@ class TimedPauses:
         """Count a block.
 
         Args:
-            block: what it took, of all rows together.
-            emitted: tokens of all its rows.
             drafts: whether any row searched or drafted, or had its action drawn; in a pause, some may.
         """
         rows = len(block.lengths)

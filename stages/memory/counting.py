@@ -43,7 +43,6 @@ def next_hash(value: Hash, token: int) -> Hash:
 
 @compiled
 def _bucket(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
-    """Return the first slot of a context's bucket."""
     return np.int64(value % np.uint64(len(hashes) // WAYS)) * WAYS
 
 
@@ -66,9 +65,6 @@ def find_contexts(table: TableArrays, suffix: Tokens, order: int, first: Hash) -
     was counted after its suffixes too.
 
     Args:
-        table: is searched.
-        suffix: the last tokens of the text.
-        order: tokens of the longest context.
         first: hash of no token in the scope.
     """
     known, longest, second, value = 0, -1, -1, first
@@ -95,12 +91,9 @@ def learn(
     """Count every token from `begin` on after its contexts, until more contexts than so many were added.
 
     Args:
-        table: is written to.
         text: a text; contexts reach back before `begin`.
         begin: index of the first token that is counted, at least 1.
-        order: tokens of the longest context.
         first: hash of no token in the scope.
-        scope: whose contexts these are.
         clock: number of the text, as the stamp of what is counted.
         most: new contexts beyond which the table is to grow before the next token.
 

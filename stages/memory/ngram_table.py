@@ -85,14 +85,6 @@ class NgramTable:
     >>> table.forget([7, 8, 9, 7, 8], begin=1)
     >>> len(table), table.find([0, 7])
     (0, [])
-
-    Args:
-        budget_bytes: size of the arrays at most; at least one bucket.
-        order: tokens of the longest context.
-
-    Attributes:
-        order: as given.
-        arrays: others after the table has grown or was loaded.
     """
 
     def __init__(self, budget_bytes: int, order: int = LONGEST) -> None:
@@ -140,10 +132,6 @@ class NgramTable:
     def find(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, Continuations]]:
         """Return the continuations of the two longest known contexts at the end of a text, the longest first; see
         `find_contexts`.
-
-        Args:
-            tokens: the text; its last eight tokens count.
-            scope: whose contexts are searched.
         """
         suffix = np.array(tokens[-self.order :], np.int32)
         known, *slots = find_contexts(self.arrays, suffix, self.order, np.uint64(first_hash(scope)))
@@ -162,10 +150,6 @@ class NgramTable:
         """Return how common some tokens are: the mean logarithm of their shares of all tokens that were learned.
 
         Text of another kind has other tokens, so it falls where the text changes, whatever follows what.
-
-        Args:
-            tokens: at least one.
-            scope: whose texts are counted.
         """
         first, vocabulary = UNSEEN
         slots = [self._find_slot(next(context_hashes((token,), scope))) for token in tokens]
@@ -174,13 +158,7 @@ class NgramTable:
         return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
 
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
-        """Count every token from `begin` on after its contexts.
-
-        Args:
-            tokens: a text; contexts reach back before `begin`.
-            begin: index of the first token that is counted.
-            scope: whose contexts these are.
-        """
+        """Count every token from `begin` on after its contexts."""
         self._clock += 1
         text, first = np.array(tokens, np.int32), np.uint64(first_hash(scope))
         self._count(

@@ -97,8 +97,6 @@ def find_options(
     that several of them propose, the source with the highest chance counts.
 
     Args:
-        sources, options: what is searched, and where options are written.
-        text: the own text.
         suffix: the last tokens of the text, or of a path of candidates after it.
         first: hash of no token in the scope.
         before_place, before_length: match of the candidate that the suffix ends with, which a match may continue.
@@ -241,10 +239,7 @@ def observe_rows(
     """Count the hits and trials of all options at the places of emitted tokens.
 
     Args:
-        sources: whose chances learn.
         batch: the rows, with their texts before the block.
-        emitted: the tokens of all rows, joined.
-        counts: their numbers per row.
         predicted: written: per row, how many of its tokens the table alone held for the likeliest (B,).
     """
     begin = 0

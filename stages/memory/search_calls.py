@@ -87,8 +87,6 @@ def _observe(table: Integers) -> None:
 
 
 class _Calls(NamedTuple):
-    """The compiled functions, which take the address of a table."""
-
     grow: Callable[[int], None]
     observe: Callable[[int], None]
 
@@ -107,14 +105,7 @@ def compile_search() -> None:
 
 
 class Search:
-    """The compiled search over a table, a calibration and the texts of rows.
-
-    Args:
-        chances: of the calibration.
-        ends: ids after which nothing follows.
-        own: whether the own text is a source.
-        nodes, width: limits of a tree.
-    """
+    """The compiled search over a table, a calibration and the texts of rows."""
 
     def __init__(self, chances: ChanceArrays, ends: Sequence[int], *, own: bool, nodes: int, width: int) -> None:
         self._chances, self._ends = chances, np.array(ends, np.int64)
@@ -132,12 +123,6 @@ class Search:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Return the candidates of all rows, row by row and depth first: token, source, context, seen, row, parent and
         depth of each (N, 7), and its chance and survival (N, 2).
-
-        Args:
-            table, order: of the memory.
-            texts: with the texts of the rows.
-            rows: of the batch.
-            curve: costs of the target's passes, see `VerificationCosts.verification_curve`.
         """
         points, around = curve
         count, most = array("q", (0,)), len(rows.lines) * self._limits[0]
@@ -159,10 +144,6 @@ class Search:
         emitted: Sequence[Sequence[int]],
     ) -> list[int]:
         """Count the hits and trials of all options at the places of emitted tokens.
-
-        Args:
-            table, order, texts, rows: as of `grow`.
-            emitted: the tokens of each row.
 
         Returns:
             per row, how many of its tokens the table alone held for the likeliest.

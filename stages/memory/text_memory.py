@@ -97,12 +97,9 @@ class TextMemory:
     it, and the text of a row when the row is released. Private rows are not learned.
 
     Args:
-        costs: of the target's passes.
-        limits: of a row's tree.
         ends: target ids after which nothing follows.
         own: whether the row's own text is a source.
         budget_bytes: size of the table of completed rows; 0 for no such source.
-        order: tokens of the longest context.
     """
 
     def __init__(

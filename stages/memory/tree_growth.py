@@ -130,7 +130,6 @@ def grow_rows(sources: Sources, batch: SearchedRows, curve: Curve, fields: Integ
     0.9, then (1 + 0.5) / 1.1 and (1 + 0.5 + 0.45) / 1.2 both raise the rate: the tree has both.
 
     Args:
-        sources, batch, curve: what is searched, for which rows, and what passes cost.
         fields: written: of the chosen candidates, row by row and depth first, the token, source, context, seen, row,
             parent in its tree and depth (N, `FOUND_FIELDS`).
         chances: written: their chances and survivals (N, 2).
@@ -176,7 +175,7 @@ def grow_rows(sources: Sources, batch: SearchedRows, curve: Curve, fields: Integ
 
 @compiled
 def _list_depth_first(heap: Heap, added: Integers, chosen: int, rows: int, fields: Integers, chances: Floats) -> None:
-    """Write the chosen candidates, each after its parent and all that is below its elder siblings."""
+    """Write the chosen candidates, each after its parent, a likelier candidate of a place first."""
     numbers, stack, written = np.empty(len(heap.left), np.int64), np.empty(chosen + 1, np.int64), 0
     for row in range(rows):
         begin, height = written, 0

@@ -230,12 +230,7 @@ def entry_bytes(pieces: Pieces) -> int:
 
 
 def count_text_ngrams(tokens: Iterable[int], pieces: Sequence[Pieces | None]) -> list[Entry]:
-    """Count the target tokens of several pieces in a text: the most frequent first, then by id.
-
-    Args:
-        tokens: the text in the target's ids.
-        pieces: per target id its pieces, or None.
-    """
+    """Count the target tokens of several pieces in a text: the most frequent first, then by id."""
     counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
     spelt = ((pieces[token], token, count) for token, count in counts if token < len(pieces))
     return [Entry(found, token, count) for found, token, count in spelt if found and len(found) > 1]

@@ -21,19 +21,13 @@ def int_bytes(number: int) -> int:
 
 
 class Record:
-    """One entry of an eviction order.
-
-    Attributes:
-        pieces: the pieces of the n-gram.
-        count: number of touches.
-        older, younger: its neighbours in a ring; itself while it is in none.
-    """
+    """One entry of an eviction order, an n-gram, with its number of touches."""
 
     __slots__ = ("count", "older", "pieces", "younger")
 
     def __init__(self, pieces: Pieces, count: int = 0) -> None:
         self.pieces, self.count = pieces, count
-        self.older = self.younger = self
+        self.older = self.younger = self  # its neighbours in a ring; itself while it is in none
 
     def join(self, end: "Record") -> None:
         """Insert into the ring of `end` as the youngest."""
@@ -50,7 +44,6 @@ RECORD_BYTES = getsizeof(Record(()))
 
 
 def _ring(end: Record) -> Iterator[Record]:
-    """Iterate over the records of a ring, oldest first."""
     record = end.younger
     while record is not end:
         yield record
@@ -129,7 +122,9 @@ class LeastFrequentlyUsed(Eviction):
         self.forget(record)
         count = record.count + times
         if count not in self._ends:
-            self._open(count)
+            table = getsizeof(self._ends)
+            self._ends[count] = Record((), count)
+            self.bytes += RECORD_BYTES + int_bytes(count) + getsizeof(self._ends) - table
         end = self._ends[count]
         record.count = end.count  # the ring's own number: a large one is kept once
         record.join(end)
@@ -140,7 +135,10 @@ class LeastFrequentlyUsed(Eviction):
         record.leave()
         end = self._ends.get(record.count)
         if end is not None and end.younger is end:
-            self._close(record.count)
+            table = getsizeof(self._ends)
+            del self._ends[record.count]
+            self._ends = dict(self._ends.items())  # a new dictionary has no free slots
+            self.bytes -= RECORD_BYTES + int_bytes(record.count) + table - getsizeof(self._ends)
 
     @override
     def victim(self) -> Record | None:
@@ -151,17 +149,6 @@ class LeastFrequentlyUsed(Eviction):
     def order(self) -> Iterator[Record]:
         """Iterate ring by ring, each from its old end."""
         return (record for end in self._ends.values() for record in _ring(end))
-
-    def _open(self, count: int) -> None:
-        table = getsizeof(self._ends)
-        self._ends[count] = Record((), count)
-        self.bytes += RECORD_BYTES + int_bytes(count) + getsizeof(self._ends) - table
-
-    def _close(self, count: int) -> None:
-        table = getsizeof(self._ends)
-        del self._ends[count]
-        self._ends = dict(self._ends.items())  # a new dictionary has no free slots
-        self.bytes -= RECORD_BYTES + int_bytes(count) + table - getsizeof(self._ends)
 
 
 class NeverEvict(Eviction):

@@ -127,14 +127,11 @@ class Trie:
         during a verification.
         """
         if self._changed:
-            self._assign(list(self._changed), list(self._changed.values()))
+            changed = list(self._changed), list(self._changed.values())
+            tokens, groups = torch.tensor(changed, dtype=torch.long, device=self._group_of_token_V.device)
+            self._group_of_token_V[tokens] = groups
             self._changed = {}
         return self._group_of_token_V
-
-    def _assign(self, tokens: list[int], groups: list[int]) -> None:
-        device = self._group_of_token_V.device
-        index = torch.tensor(tokens, dtype=torch.long, device=device)
-        self._group_of_token_V[index] = torch.tensor(groups, dtype=torch.long, device=device)
 
     def _path(self, pieces: Pieces) -> list[Node]:
         """Return the nodes from the root along the pieces, as far as they exist."""
@@ -173,7 +170,13 @@ class Trie:
         """
         nodes = self._path(pieces)
         for piece in pieces[len(nodes) - 1 :]:
-            nodes.append(self._add_child(nodes[-1], piece))
+            parent, child = nodes[-1], Node()
+            before = self._inner_bytes(parent)
+            if parent.children is _NO_CHILDREN:
+                parent.children = {}
+            parent.children[piece] = child
+            self.bytes += self._inner_bytes(parent) - before + _NODE_BYTES
+            nodes.append(child)
         node = nodes[-1]
         if node.token not in (None, token):
             raise ValueError(f"pieces {pieces} already lead to token {node.token}, not {token}")
@@ -190,14 +193,6 @@ class Trie:
         """Insert each pair of pieces and token."""
         for pieces, token in entries:
             self.insert(pieces, token)
-
-    def _add_child(self, parent: Node, piece: int) -> Node:
-        before, child = self._inner_bytes(parent), Node()
-        if parent.children is _NO_CHILDREN:
-            parent.children = {}
-        parent.children[piece] = child
-        self.bytes += self._inner_bytes(parent) - before + _NODE_BYTES
-        return child
 
     @staticmethod
     def _inner_bytes(node: Node) -> int:
@@ -226,15 +221,12 @@ class Trie:
             each.invalidate_members()
         for parent, piece, child in reversed(list(zip(nodes, pieces, nodes[1:], strict=False))):
             if child.token is None and not child.children:
-                self._prune(parent, piece)
+                before = self._inner_bytes(parent)
+                del parent.children[piece]
+                if isinstance(parent.children, dict):  # a new dictionary has no free slots
+                    parent.children = dict(parent.children.items()) or _NO_CHILDREN
+                self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
         self.version += 1
-
-    def _prune(self, parent: Node, piece: int) -> None:
-        before = self._inner_bytes(parent)
-        del parent.children[piece]
-        if isinstance(parent.children, dict):  # a new dictionary has no free slots
-            parent.children = dict(parent.children.items()) or _NO_CHILDREN
-        self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
 
 
 def build_direct_trie(
@@ -243,9 +235,7 @@ def build_direct_trie(
     """Make a trie of the target tokens that are one piece.
 
     Args:
-        pieces: per target id its pieces, or None (`Pair.pieces`).
         target_size, drafter_size: widths of the models' output layers, or sizes of the tokenizers without models.
-        device: device of the target's distributions.
     """
     trie = Trie(target_size, drafter_size, device)
     trie.insert_all((cut, token) for token, cut in enumerate(pieces) if cut and len(cut) == 1)

@@ -97,8 +97,6 @@ class PrefixCache:
     ([], 16)
 
     Args:
-        budget_bytes: maximum size of all tensors. Before a block is added, others are evicted.
-        block: tokens of a block.
         shared: whether rows of all scopes have the same blocks.
     """
 
@@ -122,8 +120,6 @@ class PrefixCache:
         """Return the tensors of the longest chain of blocks with which a text begins.
 
         Args:
-            scope: whose text it is.
-            tokens: of the text.
             parts: whether the beginning of a last block is returned too, if the text continues with its first tokens.
         """
         found: dict[Key, _Block] = {}
@@ -148,8 +144,6 @@ class PrefixCache:
         """Copy the whole blocks of a text that are not known yet, as long as others can be evicted for them.
 
         Args:
-            scope: whose text it is.
-            tokens: of the text.
             kept: its keys and values, as `Forward.read_cache` returns them: tokens are the last dimension but one.
         """
         store = self._store

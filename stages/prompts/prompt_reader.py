@@ -41,7 +41,6 @@ class PromptReader:
 
     Args:
         model: its cached rows can be cut anywhere (`Forward.cuts_rows`).
-        chunk: maximum number of tokens of a pass.
         cache: known prefixes, None for none; unless `live`, its blocks have `chunk` tokens.
         live: whether prompts are read part by part, and completed texts are kept too; the weights never change.
         preamble: with which many prompts begin, in the model's ids; unless `live`, whose cache has smaller blocks.

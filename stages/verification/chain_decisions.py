@@ -33,7 +33,6 @@ def passed_levels(levels: Levels, uniform: float) -> int:
 
 
 def _acceptances(levels: Levels) -> list[float]:
-    """Return the acceptance probability of each level."""
     return [acceptance_probability(drafter, target) for drafter, target in zip(*levels, strict=True)]
 
 
@@ -83,10 +82,8 @@ def decide(
     tensor([0.0000, 0.4000, 0.0000])
 
     Args:
-        proposal: m translated tokens.
         levels: per proposed token its options' probabilities under the drafter and the target.
         target: its distributions at each proposed token and, if none is None, after the last.
-        rule: computes the residual.
         rng: gives one number per tested token, and one for the token drawn at the end.
     """
     decisions: list[Decision] = []

@@ -69,10 +69,8 @@ class Judge(Stage[Proposal, Verdict]):
     ([5, 6, 7, 4], 2, 1)
 
     Args:
-        ends: ids that end a sequence.
         context: per target id the pieces that the drafter reads for it; empty without a drafter.
         rule: computes the levels of translated tokens; None without a drafter.
-        supervise: makes soft targets.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class Rule(Protocol):
         """Return per row and proposed token the two probabilities of each level.
 
         Args:
-            batch: the proposals.
             target_probs_NV: the target's distributions, rows joined; row i has those from `starts[i]`, one per proposed
                 token.
         """
@@ -132,7 +131,6 @@ class TrieRule(Rule):
     [[((1.0, 1.0), (0.5, 0.5))]]
 
     Args:
-        trie: the active trie that the proposals were parsed with.
         draft_distributions: the drafter's distributions in the test: `sampled_probs`, or `one_hot_probs` for mode
             `match`.
     """
@@ -241,7 +239,6 @@ def _drafter_level(test: Test, piece: float, children: float) -> float:
     """Return the drafter's probability of the drafted option.
 
     Args:
-        test: the test of the option.
         piece: probability of the piece that decided.
         children: summed probability of the pieces that would have led deeper (for STOP), or that the STOP before
             excluded.
@@ -278,10 +275,6 @@ def _node_residual(test: Test, draft_probs_KD: Tensor, target_probs_V: Tensor) -
 class PaperRule(Rule):
     """The paper's equations 1 and 2: the probability of a merged token is the product over its pieces, and is
     subtracted from that of its first piece's direct map. Biased at temperatures above 0; it exists for reproduction.
-
-    Args:
-        trie: the active trie that the proposals were parsed with.
-        spelling: per target id its pieces.
     """
 
     def __init__(self, trie: Trie, spelling: Spelling) -> None:

@@ -64,7 +64,6 @@ def decide_tree(tree: TokenTree, target: RowDistributions, rng: RandomSource) ->
     [('rejected', 0), ('unjudged', None), ('alternative', None)]
 
     Args:
-        tree: m candidates.
         target: its distributions after the text, and after each candidate.
         rng: gives one number per place with candidates, and one for the token drawn at the end.
     """
@@ -91,9 +90,8 @@ def name_pieces(
     """Return the decisions of a tree of the model's draft with the pieces that its first candidates were drafted as.
 
     Args:
-        decisions: of the tree.
         tokens: the m tokens of the draft: its first m candidates; none for a tree of copies.
-        levels: per token what its test would have been without siblings.
+        levels: per token what its test would have been without alternatives.
     """
     if not tokens:
         return decisions
@@ -108,14 +106,7 @@ def name_pieces(
 def _decide_place(
     tree: TokenTree, place: int, all_chances: Sequence[float], target: RowDistributions, rng: RandomSource
 ) -> tuple[dict[int, Decision], int | None]:
-    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None.
-
-    Args:
-        tree: m candidates.
-        place: the candidate that they follow; -1 for the text.
-        all_chances: the target's probability of every candidate of the tree.
-        target, rng: see `decide_tree`.
-    """
+    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None."""
     children = tree.children(place)
     tokens = [tree.candidates[child].token for child in children]
     chances = [all_chances[child] for child in children]

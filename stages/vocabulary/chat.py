@@ -87,7 +87,6 @@ class ChatTemplate:
     """The chat template of one tokenizer, prepared once and applied to every conversation.
 
     Args:
-        vocabulary: its tokenizer renders the template.
         template: Jinja text to use instead of the tokenizer's own.
 
     Raises:
@@ -121,12 +120,14 @@ class ChatTemplate:
 
         Args:
             messages: the conversation, each with a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored.
-            tools: that may be called.
 
         Raises:
             ConfigError: the template rejects these messages, leaves one out, changes a content, or cannot take tools.
         """
-        _check_roles([message["role"] for message in messages])
+        wrong = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+        if wrong is not None or not messages:
+            got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
+            raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
         frame = self._frame(messages, tools)  # rendered each time: it may contain the date
         text = self._render(messages, tools)
         self._check_tools(text, messages, tools)
@@ -151,7 +152,6 @@ class ChatTemplate:
         return _Frame(tuple(split[::2]), order)
 
     def _spans(self, text: str, frame: _Frame, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Find the spans of the contents in the text, in the order of the text."""
         # The parses of the text so far, by their ends: white space may belong to a content or to the template.
         parses = {len(frame.parts[0]): _Parse(None, 0, 0)} if text.startswith(frame.parts[0]) else {}
         for place, part in zip(frame.order, frame.parts[1:], strict=True):
@@ -227,15 +227,7 @@ class ChatTemplate:
             ) from error
 
 
-def _check_roles(roles: Sequence[str]) -> None:
-    wrong = next((role for role in roles if role not in ROLES), None)
-    if wrong is not None or not roles:
-        got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
-        raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
-
-
 def _content_forms(message: Message) -> Iterator[str]:
-    """Return the forms in which a template may write a content."""
     content = message["content"]
     answer = content.rpartition(THOUGHT)[2] if message["role"] == "assistant" else content
     for whole in dict.fromkeys([content, answer]):
@@ -264,7 +256,6 @@ class Conversation(Protocol):
 
         Args:
             messages: the conversation in order, each with `role` and `content`; other keys as of `ChatTemplate`.
-            tools: that may be called.
             check: called with the number of characters of the prompt before it is tokenised; may raise.
 
         Raises:
@@ -279,10 +270,6 @@ class DrafterEncoder:
     A special token becomes the drafter's token of the same role or name, or its name as text; one that the pair blocks
     is dropped, with a line break between words that it separated. BOS comes first, once, if the drafter's tokenizer
     adds it.
-
-    Args:
-        target, drafter: the two vocabularies.
-        pair: how the target's special tokens are mapped.
     """
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary, pair: Pair) -> None:
@@ -323,8 +310,6 @@ class ChatEncoder(Conversation):
     """Encodes conversations by the target's chat template, for one target and one drafter.
 
     Args:
-        target, drafter: the two vocabularies.
-        pair: how the target's special tokens are mapped.
         template: Jinja text to use instead of the target's own chat template.
 
     Raises:
@@ -365,9 +350,6 @@ class PlainConversation(Conversation):
     """Encodes conversations for a target without a chat template: the contents only, with blank lines between them.
 
     Such a target was not trained on roles, so none are written. It completes the last message.
-
-    Args:
-        target, drafter: the two vocabularies.
     """
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:

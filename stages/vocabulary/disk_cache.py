@@ -43,9 +43,6 @@ def load_arrays(kind: str, key: str, restore: Callable[[Arrays], T], *, shipped:
     """Load the arrays of a key and return `restore` of them; None if there are none, or they are damaged.
 
     Args:
-        kind: first part of the file's name.
-        key: digest of the inputs.
-        restore: makes what is returned.
         shipped: another folder with such files, which is searched after the cache.
     """
     path = cache_path(kind, key, "npz")

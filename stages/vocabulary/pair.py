@@ -86,7 +86,10 @@ def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule = "block") -
 
 def _spell_pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule, digest: str) -> Pair:
     cuts = drafter.spell_each([spelt or b"" for spelt in target.token_bytes])
-    specials = _map_specials(target, drafter, rule)
+    specials = tuple(
+        SpecialMapping(token, name, *_map_special(name, token, target, drafter, rule))
+        for name, token in target.specials.items()
+    )
     context = [cut or () for cut in cuts]
     for special in specials:
         context[special.token] = special.pieces
@@ -98,14 +101,6 @@ def _spell_pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule, dige
             pieces[special.token] = special.pieces or None
             owned.add(special.pieces)
     return Pair(tuple(pieces), tuple(context), drafter.size, digest, cuts.count(None), specials)
-
-
-def _map_specials(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> tuple[SpecialMapping, ...]:
-    found = []
-    for name, token in target.specials.items():
-        how, pieces = _map_special(name, token, target, drafter, rule)
-        found.append(SpecialMapping(token, name, how, pieces))
-    return tuple(found)
 
 
 def _map_special(

@@ -38,11 +38,6 @@ class TextTokenizer:
     """Tokenises text as a tokenizer does, but treats the names of its control tokens as text.
 
     The model is shared with the tokenizer, not copied.
-
-    Args:
-        backend: the tokenizer.
-        controls: ids of its control tokens.
-        normalizer, pre_tokenizer: preprocessing of the text; by default none.
     """
 
     def __init__(
@@ -86,9 +81,6 @@ class Speller:
     """Spells byte strings in ordinary tokens.
 
     Args:
-        backend: the tokenizer.
-        byte_level: True if its model reads bytes; otherwise it reads text with marked spaces.
-        token_bytes: per id its bytes.
         controls: ids that must not be used.
         id_of_bytes: ids of the byte strings that are one token.
     """
@@ -109,7 +101,7 @@ class Speller:
         found: dict[bytes, Pieces] = {text: (self._id_of_bytes[text],) for text in texts if text in self._id_of_bytes}
         found[b""] = ()
         in_parts = self._spell_merges if self._byte_level else self._spell_around_broken
-        for cut in (self._spell_text, in_parts, self._spell_bytes_each):
+        for cut in (self._spell_text, in_parts, lambda rest: list(map(self._spell_bytes, rest))):
             rest = [text for text in dict.fromkeys(texts) if text not in found]
             cuts = zip(rest, cut(rest), strict=True)
             found.update((text, pieces) for text, pieces in cuts if self._is_spelt(text, pieces))
@@ -139,9 +131,6 @@ class Speller:
                 pieces += self._spell_bytes(part.encode(errors="surrogateescape")) if place % 2 else next(cuts)
             found.append(pieces)
         return found
-
-    def _spell_bytes_each(self, texts: Sequence[bytes]) -> list[Pieces]:
-        return [self._spell_bytes(text) for text in texts]
 
     def _spell_bytes(self, text: bytes) -> Pieces:
         """Spell with one id per byte; bytes that the vocabulary lacks are left out."""

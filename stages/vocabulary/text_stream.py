@@ -32,18 +32,8 @@ def _find_first(text: bytes, stops: Sequence[bytes]) -> int | None:
     return min(found)[1] if found else None
 
 
-def _count_held_back(text: bytes, stops: Sequence[bytes]) -> int:
-    """Return the length of the longest suffix of the text that is a prefix of a stop string."""
-    lengths = (length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
-    return max(lengths, default=0)
-
-
 class StopStrings:
     """Finds the token that completes a stop string. Keeps one byte fewer than the longest stop string has.
-
-    Args:
-        bytes_of: the bytes of a token.
-        stops: stop strings; may be empty.
 
     Raises:
         ConfigError: a stop string is empty, or has no UTF-8 form (a lone surrogate).
@@ -79,7 +69,6 @@ class TextStream(Generic[Token]):
     The concatenated output is `Vocabulary.decode` of all tokens before that stop string, for any division into blocks.
 
     Args:
-        bytes_of: the bytes of a token; None for a token that is no text, such as EOS.
         stops: stop strings; without any only incomplete characters are held back.
 
     Raises:
@@ -109,7 +98,11 @@ class TextStream(Generic[Token]):
         text = self._held + b"".join(self._bytes_of(token) or b"" for token in tokens)
         begin = _find_first(text, self._stops)
         self.stopped = begin is not None
-        certain = len(text) - _count_held_back(text, self._stops) if begin is None else begin
+        if begin is None:  # what may be the beginning of a stop string is held back
+            beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+            certain = len(text) - max((len(one) for one in beginnings if text.endswith(one)), default=0)
+        else:
+            certain = begin
         self._held = text[certain:]
         return self._decoder.decode(text[:certain], final=self.stopped)
 

@@ -84,19 +84,6 @@ def is_byte_level(backend: Any, name: str) -> bool:
     return "ByteLevel" in kinds
 
 
-def _byte_level_bytes(content: str) -> bytes:
-    try:
-        return content.translate(_TO_LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:  # a token outside the alphabet is written as itself
-        return content.encode()
-
-
-def _space_mark_bytes(content: str) -> bytes:
-    if _BYTE_TOKEN.fullmatch(content):
-        return bytes([int(content[3:5], 16)])
-    return content.replace(SPACE_MARK, " ").encode()
-
-
 def find_text_tokens(backend: Any, controls: Collection[int]) -> dict[int, Any]:
     """Return the added tokens of plain text, such as runs of spaces, by id. They are matched before the merges."""
     return {
@@ -117,8 +104,6 @@ class Kind(IntEnum):
 
 
 class _Reader:
-    """Determines the kind and the bytes of a tokenizer's tokens."""
-
     def __init__(self, backend: Any, roles: Roles, byte_level: bool) -> None:
         self._model, self._byte_level = backend.model, byte_level
         self._added = backend.get_added_tokens_decoder()
@@ -130,19 +115,23 @@ class _Reader:
         token = self._added.get(index)
         if index in self._ends or (token is not None and token.special):
             return Kind.SPECIAL
-        if content[:1] in "<[" and _MARKER.fullmatch(content) and not self._is_merged(index, content):
-            return Kind.MARKER
+        if content[:1] in "<[" and _MARKER.fullmatch(content):
+            merged = [] if token else [one.id for one in self._model.tokenize(content)]
+            return Kind.NORMAL if merged == [index] else Kind.MARKER
         return Kind.NORMAL if token is None else Kind.ADDED
-
-    def _is_merged(self, index: int, content: str) -> bool:
-        return index not in self._added and [token.id for token in self._model.tokenize(content)] == [index]
 
     def spell(self, index: int, kind: Kind, content: str) -> bytes | None:
         if kind is Kind.SPECIAL:
             return None
         if index in self._added and kind is not Kind.BYTE:
             return content.encode()
-        return _byte_level_bytes(content) if self._byte_level else _space_mark_bytes(content)
+        if not self._byte_level:
+            is_byte = _BYTE_TOKEN.fullmatch(content)
+            return bytes([int(content[3:5], 16)]) if is_byte else content.replace(SPACE_MARK, " ").encode()
+        try:
+            return content.translate(_TO_LATIN_1).encode("latin-1")
+        except UnicodeEncodeError:  # a token outside the alphabet is written as itself
+            return content.encode()
 
 
 def _mark_preferred(token_bytes: Sequence[bytes | None], kinds: Sequence[Kind]) -> npt.NDArray[np.bool_]:

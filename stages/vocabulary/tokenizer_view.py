@@ -36,10 +36,6 @@ _KEEPING = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "Split", "Punc
 class Vocabulary:
     """A fast tokenizer seen as byte strings.
 
-    Attributes:
-        tokenizer: the given tokenizer.
-        bos, eos, pad: ids of the roles, or None.
-
     Raises:
         VocabularyError: the tokenizer is neither byte-level nor of the space-mark kind.
     """
@@ -97,7 +93,6 @@ class Vocabulary:
         """Encode a part of a prompt: as `encode`, but without BOS.
 
         Args:
-            text: the part.
             first: False after a control token, where some tokenizers put no space before the text.
         """
         ids = (self._whole if first else self._continued).tokenize(text)
@@ -155,8 +150,6 @@ def longest_reach(
     separators, or has one unknown token for a run of characters.
 
     Args:
-        backend: the tokenizer.
-        token_bytes: per id the bytes it stands for.
         controls: ids of the control tokens, which no text maps to.
         unknown: name of the unknown token, the exception: the model may return it for its name.
         id_of_bytes: ids of the byte strings that are one token of text.
@@ -168,13 +161,10 @@ def longest_reach(
     if not _keeps_all(parts["pre_tokenizer"]) or not _writes_all(backend, parts, id_of_bytes):
         return None
     begun = (len(re.sub(rb"[\x80-\xbf]", b"", spelt)) for spelt in token_bytes if spelt)
-    names = [unknown or "", *(_normalise(backend, token.content) for token in added)]
+    # An added token is searched in the normalised text; some normalisers lengthen it.
+    normalise = backend.normalizer.normalize_str if backend.normalizer else str
+    names = [unknown or "", *(normalise(token.content) for token in added)]
     return shrinking * max(1, *begun, *map(len, names))
-
-
-def _normalise(backend: Any, content: str) -> str:
-    """Normalise an added token as the text in which it is searched; some normalisers lengthen it."""
-    return backend.normalizer.normalize_str(content) if backend.normalizer else content
 
 
 def _max_shrink(normalizer: Any) -> int | None:
@@ -195,7 +185,6 @@ def _max_shrink(normalizer: Any) -> int | None:
 
 
 def _keeps_all(pre_tokenizer: Any) -> bool:
-    """Check whether a pre-tokenizer keeps every character of the text."""
     if pre_tokenizer is None:
         return True
     if pre_tokenizer["type"] == "Sequence":

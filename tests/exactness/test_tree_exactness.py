@@ -497,17 +497,17 @@ def _only_the_first_candidate_leaves_the_residual(monkeypatch):
     )
 
 
-def _the_next_sibling_is_accepted(monkeypatch):
+def _the_next_alternative_is_accepted(monkeypatch):
     chosen = tree_decisions.chosen_candidate
 
-    def sibling(chances: Sequence[float], uniform: float) -> int | None:
+    def alternative(chances: Sequence[float], uniform: float) -> int | None:
         found = chosen(chances, uniform)
         return None if found is None else (found + 1) % len(chances)
 
-    monkeypatch.setattr(tree_decisions, "chosen_candidate", sibling)
+    monkeypatch.setattr(tree_decisions, "chosen_candidate", alternative)
 
 
-def _siblings_are_tested_one_after_the_other_with_one_number(monkeypatch):
+def _alternatives_are_tested_one_after_the_other_with_one_number(monkeypatch):
     def each(chances: Sequence[float], uniform: float) -> int | None:
         return next((number for number, chance in enumerate(chances) if uniform < chance), None)
 
@@ -565,8 +565,8 @@ def check_world(world: World, *kinds: str) -> None:
     [
         _the_candidates_stay_in_the_residual,
         _only_the_first_candidate_leaves_the_residual,
-        _the_next_sibling_is_accepted,
-        _siblings_are_tested_one_after_the_other_with_one_number,
+        _the_next_alternative_is_accepted,
+        _alternatives_are_tested_one_after_the_other_with_one_number,
         _the_path_is_not_kept,
         _branches_are_read_as_a_chain,
         _candidates_follow_the_cached_tokens,

@@ -176,8 +176,8 @@ def test_a_prompt_adds_up_its_blocks():
 
 def test_the_first_position_of_a_block_is_counted_apart():
     counters = PromptCounters(started=0.0)
-    taken, sibling = Outcome.ACCEPTED, Outcome.ALTERNATIVE  # of the last block a sibling was accepted
-    for judged, accepted_tokens, first in ((3, 2, taken), (1, 0, Outcome.REJECTED), (0, 0, None), (2, 2, sibling)):
+    taken, alternative = Outcome.ACCEPTED, Outcome.ALTERNATIVE  # of the last block an alternative was accepted
+    for judged, accepted_tokens, first in ((3, 2, taken), (1, 0, Outcome.REJECTED), (0, 0, None), (2, 2, alternative)):
         decisions = (Decision(0, None, first, None, None),) if first else ()
         verdict = Verdict(Proposal(draft_of(row_with(()), (20,)), ()), decisions, (), judged, accepted_tokens)
         counters.add(verdict)

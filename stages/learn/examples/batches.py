@@ -43,21 +43,28 @@ class PackedBatch:
 
 def count_pieces(example: TrainingExample) -> int:
     """Count the pieces of an example, branches included."""
-    return len(_join_pieces(example, example.branches))
+    return len(example.pieces) + sum(len(branch.pieces) for branch in example.branches)
 
 
 def pack(examples: Sequence[TrainingExample], device: torch.device, *, branches: bool = True) -> PackedBatch:
     """Pack examples into one batch, padded on the right; with `branches` false, only their texts."""
     taken = [example.branches if branches else () for example in examples]
-    texts = [_join_pieces(example, own) for example, own in zip(examples, taken, strict=True)]
-    longest = max(map(len, texts))
-    pieces = [_pad(text, longest) for text in texts]
-    positions = [_pad(_join_positions(example, own), longest) for example, own in zip(examples, taken, strict=True)]
+    # Per example its texts, each with the position of its first piece.
+    texts = [
+        [(0, example.pieces), *((branch.start, branch.pieces) for branch in own)]
+        for example, own in zip(examples, taken, strict=True)
+    ]
+    longest = max(sum(len(text) for _, text in row) for row in texts)
+    pieces = [_pad([piece for _, text in row for piece in text], longest) for row in texts]
+    next_pieces = [_pad([piece for _, text in row for piece in (*text[1:], -1)], longest) for row in texts]
+    positions = [
+        _pad([position for start, text in row for position in range(start, start + len(text))], longest)
+        for row in texts
+    ]
     tables = [_tabulate_texts(example, own) for example, own in zip(examples, taken, strict=True)]
     counts = [sum(len(table.rest_N) for table, _ in of_row) for of_row in tables]
     rows_N = torch.from_numpy(np.repeat(np.arange(len(examples)), counts)).to(device)
     places_N = torch.from_numpy(np.concatenate([places for of_row in tables for _, places in of_row])).to(device)
-    next_pieces = [_pad(_join_next_pieces(example, own), longest) for example, own in zip(examples, taken, strict=True)]
     # Attention is causal: no supervised position attends to the padding on the right.
     return PackedBatch(
         torch.tensor(pieces, device=device),
@@ -72,23 +79,6 @@ def pack(examples: Sequence[TrainingExample], device: torch.device, *, branches:
 
 def _pad(values: Sequence[int], length: int) -> list[int]:
     return [*values, *[0] * (length - len(values))]
-
-
-def _join_pieces(example: TrainingExample, branches: Sequence[OffPolicySpan]) -> list[int]:
-    return [*example.pieces, *(piece for branch in branches for piece in branch.pieces)]
-
-
-def _join_next_pieces(example: TrainingExample, branches: Sequence[OffPolicySpan]) -> list[int]:
-    """Return the successor of each piece in its own text; -1 after the last."""
-    texts = (example.pieces, *(branch.pieces for branch in branches))
-    return [piece for text in texts for piece in (*text[1:], -1)]
-
-
-def _join_positions(example: TrainingExample, branches: Sequence[OffPolicySpan]) -> list[int]:
-    positions = list(range(len(example.pieces)))
-    for branch in branches:
-        positions += range(branch.start, branch.start + len(branch.pieces))
-    return positions
 
 
 def _tabulate_texts(
@@ -141,7 +131,6 @@ class ExampleBatcher:
     """Batches training examples of its targets and computes the drafter's distributions over them.
 
     Args:
-        model: a drafter of the same architecture and vocabulary as those that compute; for its sizes.
         allowed: per target the pieces that may be drafted; the others are not part of the drafter's distribution there.
     """
 
@@ -153,11 +142,8 @@ class ExampleBatcher:
     def make_batches(self, examples: Sequence[TrainingExample], *, branches: bool = True) -> Iterator[Batch]:
         """Group examples of similar length within the bounds of a micro-batch.
 
-        Examples longer than the context and examples without soft targets are left out.
-
-        Args:
-            examples: in any order.
-            branches: False to read the texts without their branches, as for models that read texts in order only.
+        Examples longer than the context and examples without soft targets are left out. With `branches` false, the
+        texts are read without their branches, as for models that read texts in order only.
         """
         branches = branches and self._reads_branches
         group: list[TrainingExample] = []

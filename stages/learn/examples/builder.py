@@ -39,7 +39,7 @@ def _piece_acceptances(decision: Decision) -> dict[int, float]:
     if proposed is None or decision.outcome not in JUDGED:
         return found
     passed = decision.passed_levels
-    if decision.piece_levels:  # a chain is tested up to the first level that cannot pass, whatever its siblings are
+    if decision.piece_levels:  # a chain is tested up to the first level that cannot pass, whatever its alternatives are
         certain = (acceptance_probability(drafter, target) > 0 for drafter, target in zip(*levels, strict=True))
         passed = sum(takewhile(bool, certain))
     judged = proposed.tests[: passed + (decision.outcome is not Outcome.ACCEPTED)]
@@ -66,34 +66,22 @@ def make_labels(verdict: Verdict) -> list[AcceptanceLabel]:
     ]
 
 
-def _token_positions(one: SoftTarget | TopTokens | TopLogits) -> list[int]:
-    """Return the positions at which tokens begin."""
-    if isinstance(one, TopTokens | TopLogits):
-        positions: list[int] = one.positions.tolist()
-        return positions
-    return [one.position] if one.depth == 0 else []
-
-
 def _join(soft_targets: Sequence[SoftTarget | TopTokens | TopLogits]) -> Supervised:
     """Return the same soft targets, spelt, with those of consecutive blocks in one object."""
     joined: list[SoftTarget | TopTokens] = []
     for of_tokens, group in groupby(soft_targets, lambda one: not isinstance(one, SoftTarget)):
         if of_tokens:
-            spelt = _spell_all([one for one in group if not isinstance(one, SoftTarget)])
+            stored = [one for one in group if not isinstance(one, SoftTarget)]
+            spelt = [one for one in stored if isinstance(one, TopTokens)]  # before a checkpoint
+            if logits := [one for one in stored if isinstance(one, TopLogits)]:
+                spelt.append(_spell(logits))
             joined.append(TopTokens(*map(np.concatenate, zip(*(vars(one).values() for one in spelt), strict=True))))
         else:
             joined += [one for one in group if isinstance(one, SoftTarget)]
     return tuple(joined)
 
 
-def _spell_all(stored: Sequence[TopTokens | TopLogits]) -> list[TopTokens]:
-    """Spell what blocks stored; a checkpoint has already spelt what was before it."""
-    logits = [one for one in stored if isinstance(one, TopLogits)]
-    return [one for one in stored if isinstance(one, TopTokens)] + ([_spell(logits)] if logits else [])
-
-
 def _spell(of_blocks: Sequence[TopLogits]) -> TopTokens:
-    """Spell what consecutive blocks stored."""
     positions, tokens, ids, logits, sums = (
         np.concatenate([getattr(one, name) for one in of_blocks])
         for name in ("positions", "tokens", "ids", "logits", "sums")
@@ -104,7 +92,12 @@ def _spell(of_blocks: Sequence[TopLogits]) -> TopTokens:
 
 def _ngram_positions(verdict: Verdict) -> list[int]:
     """Return the positions of a block's accepted n-grams among the pieces of its sequence."""
-    begins = [begin for one in verdict.soft_targets for begin in _token_positions(one)]
+    begins: list[int] = []
+    for one in verdict.soft_targets:
+        if not isinstance(one, SoftTarget):
+            begins += one.positions.tolist()
+        elif one.depth == 0:
+            begins.append(one.position)
     found: list[int] = []
     for begin, decision in zip(begins, verdict.decisions, strict=False):
         proposed = decision.proposed

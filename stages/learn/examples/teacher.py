@@ -48,11 +48,8 @@ class Teacher(Protocol):
         """Make the supervision of each sequence.
 
         Args:
-            batch: the proposals.
-            outcomes: per sequence the decisions that were made.
             logits_NV: the target's, sequences concatenated. Line `starts[i] + j` is that of the j-th emitted token of
                 sequence i. Unless its draft is a tree, there is one per verifiable token and one after the last.
-            starts: per sequence the index of its first logits.
         """
         ...
 
@@ -109,10 +106,6 @@ class TrieTeacher(Teacher):
     ([[0.65, 0.35], [0.62, 0.0]], [[0.25, 0.35], [0.0, 0.0]], [0.0, 0.38])
 
     Args:
-        pair: the two vocabularies.
-        top_k: K, the number of tokens stored of each distribution.
-        device: of the target's logits.
-        temperature: of the teacher's distributions, above 0.
         off_policy: whether to teach after the first rejection too; the target has computed its distributions there
             anyway.
     """
@@ -120,7 +113,7 @@ class TrieTeacher(Teacher):
     def __init__(
         self, pair: Pair, top_k: int, device: torch.device, *, temperature: float = 1.0, off_policy: bool = False
     ) -> None:
-        self._temperature, self._top_k, self._off_policy = temperature, min(top_k, len(pair.pieces)), off_policy
+        self.temperature, self._top_k, self._off_policy = temperature, min(top_k, len(pair.pieces)), off_policy
         self._context, self._spelling = pair.context, _Spelling(pair)
         self._find_largest = LargestLogits(self._top_k, temperature)
 
@@ -134,7 +127,11 @@ class TrieTeacher(Teacher):
         starts: Sequence[int],
     ) -> list[Supervision]:
         paths = [
-            _Path(len(proposal.draft.row.pieces), _emitted_tokens(decisions), start)
+            _Path(
+                len(proposal.draft.row.pieces),
+                tuple(decision.emitted for decision in decisions if decision.emitted is not None),
+                start,
+            )
             for proposal, decisions, start in zip(batch, outcomes, starts, strict=False)
         ]
         rejected: dict[int, int] = {}  # by sequence the index of its rejected token
@@ -164,18 +161,10 @@ class TrieTeacher(Teacher):
     ) -> TopLogits:
         """Return the supervision of emitted tokens whose largest logits are known.
 
-        Args:
-            position: of the first token's first piece in the row's pieces.
-            tokens: N emitted tokens.
-            ids_NK, logits_NK, sums_N1: at each of them, as of `TopLogits`.
+        `position` is that of the first token's first piece in the row's pieces; the arrays are those of `TopLogits`.
         """
         starts = accumulate((len(self._context[token]) for token in tokens[:-1]), initial=position)
         return TopLogits(np.array(list(starts)), np.array(tokens), ids_NK, logits_NK, sums_N1, self._spell)
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the teacher's distributions."""
-        return self._temperature
 
     def _find_top(self, logits_LV: Tensor, lines: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
         """Return the ids of the largest logits of N lines, these logits, and the sum of all exponentials (see
@@ -187,7 +176,7 @@ class TrieTeacher(Teacher):
         if LargestLogits.reads(logits_NV):
             return self._find_largest(logits_NV, range(len(lines)))
         values_NK, ids_NK = largest_logits(logits_NV, self._top_k)
-        sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
+        sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self.temperature).exp_().sum(-1, keepdim=True)
         return ids_NK.int().cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
 
     def _spell(self, top: TopLogits) -> TopTokens:
@@ -196,7 +185,7 @@ class TrieTeacher(Teacher):
         # Of a token that is not among the likeliest, what follows its first piece is not known from them.
         levels_N = np.where(is_own_NK.any(1), np.maximum(self._spelling.lengths_V[top.tokens], 1), 1)
         lengths_NK, pieces = self._spelling.spell(top.ids, np.maximum(levels_N, 2)[:, None])
-        probs_NK = np.exp((top.logits - top.logits[:, :1]) / self._temperature, dtype=np.float32) / top.sums
+        probs_NK = np.exp((top.logits - top.logits[:, :1]) / self.temperature, dtype=np.float32) / top.sums
         return TopTokens(top.positions, levels_N, is_own_NK.argmax(1), probs_NK, lengths_NK, pieces)
 
 
@@ -222,10 +211,6 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
     values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
     return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
-
-
-def _emitted_tokens(decisions: Sequence[Decision]) -> tuple[int, ...]:
-    return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
 
 
 def _path_after(proposal: Proposal, index: int, start: int) -> _Path:

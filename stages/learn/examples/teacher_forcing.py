@@ -35,9 +35,6 @@ class TeacherForcing:
     """Computes the target's distributions along texts.
 
     Args:
-        target: the target; no sequence may be admitted.
-        name: its name in examples.
-        teacher: selects what is kept of its distributions.
         context: per target id the pieces that the drafter reads for it.
     """
 
@@ -75,8 +72,14 @@ class TeacherForcing:
                 active.append((number, start))
             start += len(tokens)
         supervisions = self._teacher(
-            [Proposal(_make_empty_draft(rows[number]), ()) for number, _ in active],
-            [_emit(emitted[number]) for number, _ in active],
+            [Proposal(Draft(rows[number], (), torch.zeros(0, 0), (), None, ()), ()) for number, _ in active],
+            [
+                tuple(
+                    Decision(index, None, Outcome.UNDRAFTED, token, Origin.BONUS)
+                    for index, token in enumerate(emitted[number])
+                )
+                for number, _ in active
+            ],
             logits_NV,
             [start for _, start in active],
         )
@@ -103,11 +106,3 @@ def _make_row(text: CompletedText) -> SequenceState:
         SeededRandomSource(0, text.offset),
         len(text.emitted),
     )
-
-
-def _make_empty_draft(row: SequenceState) -> Draft:
-    return Draft(row, (), torch.zeros(0, 0), (), None, ())
-
-
-def _emit(tokens: Sequence[int]) -> tuple[Decision, ...]:
-    return tuple(Decision(i, None, Outcome.UNDRAFTED, token, Origin.BONUS) for i, token in enumerate(tokens))

@@ -59,7 +59,6 @@ class LogitsReader:
 
     Args:
         size: ids of the target's tokenizer; further outputs are ignored.
-        temperature: of the teacher, for the sums of `TopDistributions`.
 
     >>> class Target:
     ...     def compute_logits(self, hidden_states):
@@ -99,13 +98,10 @@ class LogitsReader:
         if logits_NV is None or self._failed:  # of a rank that computes none
             return
         try:
-            self._last = self._select(logits_NV)
+            logits_NV = logits_NV[:, : self._size].float()
+            logits_NK, ids_NK = largest_logits(logits_NV, min(TOP, logits_NV.shape[1]))
+            sums_N1 = (logits_NV - logits_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
+            self._last = ids_NK.int(), logits_NK, logits_NV.logsumexp(-1), sums_N1
         except Exception:
             LOG.exception("omnidraft cannot read the target's logits; its log has no probabilities, nothing is learned")
             self._failed = True
-
-    def _select(self, logits_NV: Tensor) -> tuple[Tensor, ...]:
-        logits_NV = logits_NV[:, : self._size].float()
-        logits_NK, ids_NK = largest_logits(logits_NV, min(TOP, logits_NV.shape[1]))
-        sums_N1 = (logits_NV - logits_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
-        return ids_NK.int(), logits_NK, logits_NV.logsumexp(-1), sums_N1

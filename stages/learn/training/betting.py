@@ -30,9 +30,6 @@ class BettingTest:
     ...     test.observe(0.5, threshold=0.1)
     >>> test.evidence > DECISIVE
     True
-
-    Args:
-        low: the smallest possible value.
     """
 
     def __init__(self, low: float) -> None:
@@ -181,9 +178,6 @@ class UsageTest:
     Few are rejected where the drafter is rarely used, and where it is good. While they are taken to be many, the bets
     are that their share is below the one at which training breaks even; while they are taken to be rare, that it is
     above. Evidence of 20 changes the decision and begins afresh, so each decision is wrong with a chance below 1/20.
-
-    Args:
-        rare: what is taken to be true before there is evidence.
     """
 
     def __init__(self, *, rare: bool) -> None:

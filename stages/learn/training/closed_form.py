@@ -75,6 +75,11 @@ class LeastSquaresSums:
         self.states_WW += other.states_WW
         self.products_WD += other.products_WD
 
+    def scale(self, factor: float) -> None:
+        """Give all positions so far a smaller weight."""
+        self.states_WW *= factor
+        self.products_WD *= factor
+
     @classmethod
     def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
         """Make sums of saved tensors."""
@@ -227,8 +232,7 @@ class OutputLayerTrainer(DrafterTrainer):
     def respond_to_drift(self) -> None:
         """Give the text before a drift less weight."""
         super().respond_to_drift()
-        self._sums.states_WW *= DRIFT_DECAY
-        self._sums.products_WD *= DRIFT_DECAY
+        self._sums.scale(DRIFT_DECAY)
         self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
         self._correction_DX = None
 
@@ -334,7 +338,6 @@ class OutputLayerTrainer(DrafterTrainer):
 
     @property
     def _strength(self) -> float:
-        """The strength with the highest measured acceptance."""
         best = max(self._measured)
         return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
 

@@ -50,11 +50,8 @@ class DrafterTrainer:
 
     Args:
         served: the drafter in service; only `settle` and `adopt` write its weights.
-        loss_name, loss: the loss to minimise, and its name in events.
         measure: what the gate compares, per position (N,): the expected acceptance under the sampling in use.
         allowed: per target the pieces that may be drafted; the others are not part of the drafter's distribution there.
-        training: rates and sizes.
-        yield_cpu: called by the computing thread between the batches of an update.
     """
 
     def __init__(
@@ -217,9 +214,7 @@ class DrafterTrainer:
         return losses[0], positions, pieces
 
     def _backward(self, batch: Batch, positions: int) -> float:
-        """Accumulate a batch's gradient, weighted by its share of all supervised positions. Returns its part of the
-        loss.
-        """
+        """Accumulate a batch's gradient, weighted by its share of `positions`. Returns its part of the loss."""
         student, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
         share = len(batch.teacher.rest_N) / positions
         loss = self._loss(student, batch.teacher, ngram_log_M) * share
@@ -229,7 +224,6 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def _score(self, model: LanguageModel, examples: Sequence[TrainingExample]) -> Scores:
-        """Score examples by the gate's measure at the first pieces of their tokens."""
         found: Scores = {}
         for batch in self._batcher.make_batches(examples, branches=False):
             student, _ = self._batcher.compute_distributions(model, batch)
@@ -247,12 +241,10 @@ class DrafterTrainer:
 
     @property
     def _served_weights(self) -> list[Tensor]:
-        """The weights in service, in float32."""
         return self._masters or self.served.trained_weights
 
     @torch.no_grad()
     def _restore_candidate(self, moments: dict[str, Any]) -> None:
-        """Reset the candidate to the weights in service, and its optimiser to the given state."""
         _copy_weights(self._served_weights, self._candidate.trained_weights)
         self._optimizer.load_state_dict(moments)
 
@@ -311,10 +303,8 @@ class DrafterTrainer:
         self._keep_masters()
         self._optimizer.load_state_dict(with_moments(self._optimizer, state["moments"]))
         self.version, self._lr_scale, self._best = state["version"], state["lr_scale"], state["best"]
-        self._served_scores, self._baseline_scores = (
-            _to_scores(state["served_scores"]),
-            _to_scores(state["baseline_scores"]),
-        )
+        self._served_scores = _to_scores(state["served_scores"])
+        self._baseline_scores = _to_scores(state["baseline_scores"])
         self._replay.load_state_dict(state["replay"])
         self._gate.load_state_dict(state["gate"])
         self._comparison.load_state_dict(state["comparison"])

@@ -25,13 +25,6 @@ class HeadTrainer:
     judged with. The buffer is short, so they stay close to those of the current drafter and are not computed again. All
     pieces have the same weight, because the stop rules need calibrated probabilities (SpecDec++ weighs rejections
     sixfold and compensates with its threshold).
-
-    Args:
-        head: the served head.
-        rate: AdamW's learning rate.
-        batch: labels per step.
-        buffer: labels kept; the oldest are dropped first.
-        seed: of the sampling of labels.
     """
 
     def __init__(self, head: AcceptanceHead, seed: int, rate: float, batch: int, buffer: int) -> None:

@@ -38,22 +38,15 @@ class UpdateInterval(Protocol):
         return prompts >= self.interval
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
-        """Adjust the interval to how much of the drafter's drafts is rejected. By default nothing changes.
-
-        Args:
-            rejected: number of rejected tokens of the drafter's drafts in a completed prompt.
-            tokens: tokens of its completion.
-            pieces: pieces of its whole text, which an update reads.
+        """Adjust the interval to the number of rejected tokens of the drafter's drafts in a completed prompt, given
+        the tokens of its completion and the pieces of its whole text, which an update reads. By default nothing
+        changes.
         """
         return
 
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
-        """Adjust the interval after an update. By default nothing changes.
-
-        Args:
-            step: the outcome of the update.
-            judged: proposed tokens judged since the previous update.
-            prompts: prompts completed since then.
+        """Adjust the interval after an update, given the proposed tokens judged since the previous one and the prompts
+        completed since. By default nothing changes.
         """
         return
 
@@ -95,11 +88,8 @@ class BreakEvenInterval(UpdateInterval):
     `HOPED_GAIN`, and more rejected tokens are needed.
 
     Args:
-        interval: the shortest, in prompts.
-        steps: gradient steps of an update.
         piece_cost: cost of one piece in one gradient step, in target passes.
         batch: prompts that share a target pass.
-        others_draft: whether there are other sources of drafts.
         longest: the longest interval while rejected tokens are not rare; one below the shortest counts as that.
         horizon: maximum number of prompts over which an update's benefit is counted.
     """
@@ -132,7 +122,6 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
-        """Add a prompt to the evidence; with enough of it lengthen the interval, or return to the shortest."""
         self._prompts += 1
         prompts_before, tokens_before, pieces_before = self._since
         self._since = prompts_before + 1, tokens_before + tokens, pieces_before + pieces
@@ -218,8 +207,7 @@ class IntervalMaker(Protocol):
         ...
 
 
-def _make_fixed(interval: int, steps: int, piece_cost: float, batch: int, *, others_draft: bool) -> FixedInterval:
-    return FixedInterval(interval)
-
-
-UPDATE_INTERVALS: dict[str, IntervalMaker] = {"fixed": _make_fixed, "paying": BreakEvenInterval}  # by the setting
+UPDATE_INTERVALS: dict[str, IntervalMaker] = {  # by the setting
+    "fixed": lambda interval, steps, piece_cost, batch, *, others_draft: FixedInterval(interval),
+    "paying": BreakEvenInterval,
+}

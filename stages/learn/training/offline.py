@@ -30,8 +30,6 @@ class OfflineTraining:
         trainer: trains and serves the weights; nothing may be held out or trained yet.
         held_out: examples for the gate and for the choice of the pass; never trained on.
         passes: maximum number of passes; training ends early after a pass that does not raise the acceptance.
-        update_examples: number of examples of an update.
-        seed: of the order.
     """
 
     def __init__(
@@ -61,38 +59,25 @@ class OfflineTraining:
     ) -> Iterator[OfflineUpdate]:
         """Yield the updates. When the iterator is exhausted, the best weights are in service.
 
-        Args:
-            examples: to train on.
-            stop: called after every update; True ends the training after it.
+        `stop` is called after every update; True ends the training after it.
         """
         read = 0
         for pass_number in range(self._passes):
-            for fresh in self._split(examples):
-                began = perf_counter()
+            ordered = self._random.sample(examples, len(examples))
+            for start in range(0, len(ordered), self._update_examples):
+                fresh, began = ordered[start : start + self._update_examples], perf_counter()
                 step = self._trainer.settle(self._trainer.attempt(self._trainer.assign(fresh)))
                 read += len(fresh)
                 yield OfflineUpdate(pass_number, read, fresh[-1], step, perf_counter() - began)
                 if stop():
                     break
-            if not self._keep_best() or stop():
+            acceptance = self._measure()
+            improved = acceptance > self.best
+            self.acceptances.append(acceptance)
+            if improved:
+                self._best = self._copy_weights()
+            if not improved or stop():
                 break
-        self._serve_best()
-
-    def _split(self, examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-        ordered = self._random.sample(examples, len(examples))
-        for start in range(0, len(ordered), self._update_examples):
-            yield ordered[start : start + self._update_examples]
-
-    def _keep_best(self) -> bool:
-        """Measure the weights in service and keep them if they are the best. Returns whether they are."""
-        acceptance = self._measure()
-        improved = acceptance > self.best
-        self.acceptances.append(acceptance)
-        if improved:
-            self._best = self._copy_weights()
-        return improved
-
-    def _serve_best(self) -> None:
         if self.acceptances[-1] < self.best:
             self._trainer.adopt(self._best)
 

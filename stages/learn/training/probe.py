@@ -53,7 +53,6 @@ class Probe:
     Args:
         examples: of one target, with soft targets at temperature 1.
         model: a drafter of the same architecture and vocabulary as those that are scored.
-        allowed: the pieces that may be drafted.
     """
 
     def __init__(self, examples: Sequence[TrainingExample], model: LanguageModel, allowed: Collection[int]) -> None:
@@ -79,12 +78,7 @@ class Probe:
 
 
 def count_forwards(predicted: Sequence[bool], draft: int = DRAFT) -> int:
-    """Count the target forwards of a text in which each emits the accepted beginning of a draft and one token more.
-
-    Args:
-        predicted: for each token of the text, whether the drafter would propose it there.
-        draft: tokens of each draft.
-    """
+    """Count the target forwards of a text in which each emits the accepted beginning of a draft and one token more."""
     forwards = position = 0
     while position < len(predicted):
         ahead = [*predicted[position : position + draft], False]
@@ -112,9 +106,7 @@ def load_or_make_examples(
     """Load examples from the cache folder or from those that are shipped, or make and store them.
 
     Args:
-        key: JSON values that the examples depend on.
         target: name of their target, which is not stored.
-        make: returns the examples, without labels and branches.
         shipped: folder of files as in the cache folder.
     """
     name = digest_json(*key)
@@ -132,25 +124,18 @@ def load_or_make_scores(
     examples: Sequence[TrainingExample],
     make: Callable[[], Mapping[TrainingExample, ProbeScore]],
 ) -> Mapping[TrainingExample, ProbeScore]:
-    """Load a drafter's scores on the examples from the cache folder, or make and store them.
-
-    Args:
-        key: JSON values that the scores depend on: those of the examples, and the drafter's.
-        examples: in the order in which they are always loaded.
-        make: returns the scores, without examples that are too long for the drafter.
-    """
+    """Load a drafter's scores on the examples from the cache folder, or make and store them."""
     name = digest_json(*key)
     numbers_NF = load_arrays("scores", name, lambda arrays: arrays["numbers"])
     if numbers_NF is not None:
-        return {examples[int(place)]: _to_score(*fields) for place, *fields in numbers_NF.tolist()}
+        return {
+            examples[int(place)]: ProbeScore(greedy, sampled, *map(int, counts))
+            for place, greedy, sampled, *counts in numbers_NF.tolist()
+        }
     found = make()
     rows = [(place, *astuple(found[one])) for place, one in enumerate(examples) if one in found]
     store_arrays("scores", name, {"numbers": np.array(rows, dtype=np.float64).reshape(-1, 6)})
     return found
-
-
-def _to_score(greedy: float, sampled: float, tokens: float, pieces: float, forwards: float) -> ProbeScore:
-    return ProbeScore(greedy, sampled, int(tokens), int(pieces), int(forwards))
 
 
 def _to_arrays(examples: Sequence[TrainingExample]) -> Arrays:

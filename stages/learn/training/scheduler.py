@@ -23,7 +23,7 @@ from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.interval import UpdateInterval
-from stages.learn.training.update import Assignment, Attempt, Chooser, Step
+from stages.learn.training.update import Attempt, Chooser, Step
 from store.events import Updated
 
 T = TypeVar("T")
@@ -81,8 +81,6 @@ def _use_one_thread() -> None:
 
 @dataclass
 class _PendingUpdate:
-    """An update that was submitted to the worker."""
-
     result: Future[tuple[Attempt, float]]  # the attempt and its duration in seconds
     last: TrainingExample  # the newest example that it trains on
     # judged, prompts: since the previous update
@@ -96,15 +94,12 @@ class UpdateScheduler:
     """Makes drafter updates from examples, at most one at a time.
 
     Args:
-        trainer: trains and serves the weights.
-        interval: number of prompts between updates.
         gate_every: every so many examples of a target, one is held out for the gate.
         max_examples: maximum number of fresh examples of an update, the newest; older ones only enter the replay
             buffer, so an update after a longer interval costs no more.
         samples: whether only some prompts become examples where updates are far apart.
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
-        worker: computes the updates.
     """
 
     def __init__(
@@ -150,18 +145,15 @@ class UpdateScheduler:
         Raises:
             Exception: the exception of the update, at the example that would have adopted it.
         """
-        updated = self._adopt_due()
+        updated = None
+        if self._pending is not None:
+            self._pending.examples_left -= 1
+            updated = None if self._pending.examples_left else self.finish()
         self._add_example(example)
         if self._pending is None and self._fresh and not self.held and self._interval.is_due(self._prompts):
             self._submit_update()
             updated = updated if self._lag else self.finish()
         return updated
-
-    def _adopt_due(self) -> Updated | None:
-        if self._pending is None:
-            return None
-        self._pending.examples_left -= 1
-        return None if self._pending.examples_left else self.finish()
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
@@ -179,7 +171,12 @@ class UpdateScheduler:
         for older in fresh[: -self._max_examples]:
             self.trainer.add_to_replay(older)
         assignment = self.trainer.assign(fresh[-self._max_examples :])
-        result = self._worker.submit(lambda: _time_attempt(self.trainer, assignment))
+
+        def attempt() -> tuple[Attempt, float]:
+            began = perf_counter()
+            return self.trainer.attempt(assignment), perf_counter() - began
+
+        result = self._worker.submit(attempt)
         waited = perf_counter() - started
         self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._prompts, self._lag, waited)
         self._fresh, self._prompts, self._judged = [], 0, 0
@@ -237,24 +234,23 @@ class UpdateScheduler:
 
     def state_dict(self) -> State:
         """Return the state for a checkpoint. Waits for an update that is being computed."""
-        self.wait()
+        pending = None
+        if self._pending:
+            attempt, seconds = self._pending.result.result()
+            counts = ("judged", "prompts", "examples_left", "waited")
+            pending = {
+                "attempt": self.trainer.attempt_state(attempt),
+                "seconds": seconds,
+                "last": self._pending.last,
+                "counts": tuple(getattr(self._pending, name) for name in counts),
+            }
         return {
             "trainer": self.trainer.state_dict(),
             "interval": self._interval.state_dict(),
             "fresh": self._fresh,
             "seen": dict(self._seen),
             "counts": (self._prompts, self._judged),
-            "pending": self._pending_state(self._pending) if self._pending else None,
-        }
-
-    def _pending_state(self, pending: _PendingUpdate) -> State:
-        attempt, seconds = pending.result.result()
-        counts = pending.judged, pending.prompts, pending.examples_left, pending.waited
-        return {
-            "attempt": self.trainer.attempt_state(attempt),
-            "seconds": seconds,
-            "last": pending.last,
-            "counts": counts,
+            "pending": pending,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -264,12 +260,11 @@ class UpdateScheduler:
         self._fresh = list(state["fresh"])
         self._seen = Counter(state["seen"])
         self._prompts, self._judged = state["counts"]
-        self._pending = self._load_pending(state["pending"]) if state["pending"] else None
-
-    def _load_pending(self, state: State) -> _PendingUpdate:
-        done: Future[tuple[Attempt, float]] = Future()
-        done.set_result((self.trainer.load_attempt(state["attempt"]), state["seconds"]))
-        return _PendingUpdate(done, state["last"], *state["counts"])
+        self._pending = None
+        if pending := state["pending"]:
+            done: Future[tuple[Attempt, float]] = Future()
+            done.set_result((self.trainer.load_attempt(pending["attempt"]), pending["seconds"]))
+            self._pending = _PendingUpdate(done, pending["last"], *pending["counts"])
 
     def _take_result(self, pending: _PendingUpdate) -> tuple[Attempt, float, _PendingUpdate]:
         started, self._pending = perf_counter(), None
@@ -303,8 +298,3 @@ class UpdateScheduler:
             drafter_version=self.version,
             head_version=0,
         )
-
-
-def _time_attempt(trainer: DrafterTrainer, assignment: Assignment) -> tuple[Attempt, float]:
-    started = perf_counter()
-    return trainer.attempt(assignment), perf_counter() - started

@@ -72,10 +72,6 @@ class Reservoir:
     """Replay buffer against forgetting: a uniform sample of the whole stream (Vitter's algorithm R).
 
     A queue of the newest examples would hold none of a domain that the stream left long ago.
-
-    Args:
-        size: maximum number of examples; 0 stores none.
-        random: generator of the choices.
     """
 
     def __init__(self, size: int, random: Random) -> None:
@@ -129,7 +125,6 @@ def is_significant_fall(totals: Sequence[tuple[float, int, float]], tolerance: f
 
     Args:
         totals: per example its first total, its number of positions, its second total.
-        tolerance: as a share of the positions.
     """
     examples, positions = len(totals), sum(number for _, number, _ in totals)
     if examples < FEWEST or not positions:
@@ -141,14 +136,7 @@ def is_significant_fall(totals: Sequence[tuple[float, int, float]], tolerance: f
 
 
 class Gate:
-    """Compares two sets of weights on held-out examples of every target.
-
-    Args:
-        targets: names of all targets.
-        window: held-out examples per target; the newest are kept.
-        tolerance: largest accepted drop in expected acceptance.
-        measure: returns a model's scores of examples.
-    """
+    """Compares two sets of weights on held-out examples of every target."""
 
     def __init__(
         self,

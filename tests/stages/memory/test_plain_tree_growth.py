@@ -144,7 +144,7 @@ def test_a_tree_is_in_depth_first_order_within_its_limits(chances: Chances, limi
     tree, paths = grown.tree, paths_of(grown.tree)
     assert 0 < len(paths) <= limits.nodes
     assert max(map(len, paths)) <= limits.depth
-    assert len(set(paths)) == len(paths), "siblings are distinct tokens"
+    assert len(set(paths)) == len(paths), "alternatives are distinct tokens"
     for index, candidate in enumerate(tree.candidates):
         assert -1 <= candidate.parent < index
         assert candidate.depth == len(paths[index]) - 1
@@ -153,9 +153,9 @@ def test_a_tree_is_in_depth_first_order_within_its_limits(chances: Chances, limi
         following = paths[index + 1] if index + 1 < len(paths) else ()
         assert following[:-1] == paths[index][: max(0, len(following) - 1)], "after a node its subtree, then the next"
     for parent in range(-1, len(paths)):
-        siblings = [tree.candidates[child].chance for child in tree.children(parent)]
-        assert len(siblings) <= limits.width
-        assert siblings == sorted(siblings, reverse=True)
+        alternatives = [tree.candidates[child].chance for child in tree.children(parent)]
+        assert len(alternatives) <= limits.width
+        assert alternatives == sorted(alternatives, reverse=True)
 
 
 def test_rows_of_a_batch_share_what_a_pass_may_cost():

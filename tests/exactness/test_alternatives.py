@@ -1,4 +1,4 @@
-"""Siblings of greedy drafts change neither the text's distribution nor what the acceptance head learns."""
+"""Alternatives of greedy drafts change neither the text's distribution nor what the acceptance head learns."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from whole_stages import new_row, stages_of
 
 from stages.contract.blocks import Draft, Proposal, Verdict
 from stages.decode import Decode
+from stages.drafting.alternatives import AlternativeGrowth
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import FixedLength
 from stages.learn.examples.builder import make_labels
 from stages.sampling.params import SamplingParams
@@ -30,17 +30,17 @@ FREE = Costs(target=((1, 1.0), (60, 1.0)), drafter=((1, 0.1),))  # a pass over m
 
 
 def greedy_stages(world: World, *, most: int = 3) -> tuple[Decode, Translate, Verify]:
-    """The stages of a world whose drafter is greedy, with siblings if `most` is not 0."""
+    """The stages of a world whose drafter is greedy, with alternatives if `most` is not 0."""
     first, translate, verify = stages_of(world)
     head = AcceptanceHead(first.model.hidden_size, 0)
     decode = Decode(
         first.model, head, FixedLength(), SamplingParams(0.0), world.allowed, world.max_draft, None, torch.float64
     )
-    decode.siblings = translate.siblings = SiblingGrowth(FREE, most) if most else None
+    decode.alternatives = translate.alternatives = AlternativeGrowth(FREE, most) if most else None
     return decode, translate, verify
 
 
-def distribution_with_siblings(world: World, count: int) -> tuple[Distribution, set[tuple[int, ...]]]:
+def distribution_with_alternatives(world: World, count: int) -> tuple[Distribution, set[tuple[int, ...]]]:
     """The distribution of the first tokens, and the parents of the trees' candidates."""
     shapes: set[tuple[int, ...]] = set()
 
@@ -64,10 +64,10 @@ def test_the_text_has_the_targets_distribution(vocabulary: str, mode: str):
     shapes: set[tuple[int, ...]] = set()
     for seed in range(3):
         world = World(SPELLINGS[vocabulary], 4, mode=mode, max_draft=2, seed=seed, target_support=3)
-        found, seen = distribution_with_siblings(world, 2)
+        found, seen = distribution_with_alternatives(world, 2)
         shapes |= seen
         assert difference(found, true_distribution(world, 2)) < EXACT
-    assert any(parents.count(-1) > 1 for parents in shapes), "some tokens had siblings"
+    assert any(parents.count(-1) > 1 for parents in shapes), "some tokens had alternatives"
 
 
 def block(world: World, *, most: int, seed: int) -> Verdict:
@@ -91,7 +91,7 @@ def test_at_temperature_0_more_is_emitted_and_the_labels_are_those_of_the_chain(
         if tree.proposal.draft.tree:
             chances = [[one.acceptance for one in make_labels(verdict)] for verdict in (chain, tree)]
             assert chances[0] == chances[1]
-    assert accepted > 2, "siblings were accepted"
+    assert accepted > 2, "alternatives were accepted"
 
 
 def proposal_of(world: World, **changes: object) -> tuple[Proposal, Translate]:
@@ -99,35 +99,35 @@ def proposal_of(world: World, **changes: object) -> tuple[Proposal, Translate]:
     row = new_row(SeededRandomSource(0, 0), 9)
     decode.admit(row)
     (draft,) = decode([row])
-    return Proposal(replace(draft, **changes), translate([replace(draft, others=())])[0].tokens), translate
+    return Proposal(replace(draft, **changes), translate([replace(draft, alternatives=())])[0].tokens), translate
 
 
-def test_siblings_are_verified_only_where_they_pay():
+def test_alternatives_are_verified_only_where_they_pay():
     world = World(SPELLINGS["direct"], 4, max_draft=3, seed=1)
     proposal, translate = proposal_of(world, survival=(0.9, 0.5, 0.1))
     trie = translate._trie
-    (free,) = SiblingGrowth(FREE, 3).add([proposal], trie)
+    (free,) = AlternativeGrowth(FREE, 3).add([proposal], trie)
     assert free.draft.tree is not None
     assert free.draft.tree.tokens[:3] == tuple(one.token for one in proposal.tokens)
     assert free.verifiable == free.draft.tree.tokens
-    steep = SiblingGrowth(Costs(target=((1, 1.0), (11, 11.0)), drafter=((1, 0.1),)), 3)
+    steep = AlternativeGrowth(Costs(target=((1, 1.0), (11, 11.0)), drafter=((1, 0.1),)), 3)
     assert steep.add([proposal], trie) == [proposal]
-    assert (SiblingGrowth(FREE, 3).pays(4), steep.pays(4)) == (True, False)
+    assert (AlternativeGrowth(FREE, 3).pays(4), steep.pays(4)) == (True, False)
 
 
 def test_a_draft_that_ends_in_no_token_stays_a_chain():
     world = World(SPELLINGS["gaps"], 4, max_draft=3, seed=0)
     proposal, translate = proposal_of(world)
     ended = replace(proposal, tokens=(*proposal.tokens[:-1], replace(proposal.tokens[-1], token=None)))
-    assert SiblingGrowth(FREE, 3).add([ended], translate._trie) == [ended]
+    assert AlternativeGrowth(FREE, 3).add([ended], translate._trie) == [ended]
 
 
-def test_drawn_drafts_have_no_siblings():
+def test_drawn_drafts_have_no_alternatives():
     world = World(SPELLINGS["direct"], 4, max_draft=3, seed=0)
     decode, translate, _ = stages_of(world)
-    decode.siblings = translate.siblings = SiblingGrowth(FREE, 3)
+    decode.alternatives = translate.alternatives = AlternativeGrowth(FREE, 3)
     row = new_row(SeededRandomSource(0, 0), 9)
     decode.admit(row)
     drafts: list[Draft] = decode([row])
-    assert drafts[0].others == ()
+    assert drafts[0].alternatives == ()
     assert translate(drafts)[0].draft.tree is None

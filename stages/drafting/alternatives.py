@@ -1,4 +1,4 @@
-"""Siblings: the drafter's next likeliest pieces next to those of a greedy draft, where they are nearly free to verify.
+"""Alternatives: the drafter's next likeliest pieces next to those of a greedy draft, where verifying costs little.
 
 A draft of the model is a chain: where its token is wrong, the block ends. At temperature 0 the target's token is then
 often the drafter's second or third choice. These become further candidates of the place, and the chain a token tree:
@@ -15,11 +15,11 @@ from stages.ngrams.trie import Trie
 from store.events import DraftSource
 
 MOST_CANDIDATES = 16  # of a row, those of the chain included
-# Accepted tokens of a chain, and how often a first sibling is accepted, on open questions with the shipped drafter.
-USUAL_ACCEPTED, USUAL_SIBLING = 0.8, 0.12
+# Accepted tokens of a chain, and how often a first alternative is accepted, on open questions with the shipped drafter.
+USUAL_ACCEPTED, USUAL_ALTERNATIVE = 0.8, 0.12
 
 
-class Sibling(NamedTuple):
+class Alternative(NamedTuple):
     """A token that could follow in the place of a token of a chain."""
 
     row: int  # number of the row
@@ -32,30 +32,25 @@ class Sibling(NamedTuple):
     gain: float  # expected accepted candidates: the chance, times that of the chain before it
 
 
-class SiblingGrowth:
-    """Makes trees of greedy drafts. Exact as any tree: what is drafted depends on the past alone.
-
-    Args:
-        costs: costs of the models' passes.
-        most: siblings of a piece, at most.
-    """
+class AlternativeGrowth:
+    """Makes trees of greedy drafts. Exact as any tree: what is drafted depends on the past alone."""
 
     def __init__(self, costs: CostModel, most: int) -> None:
         self.most, self._costs = most, costs
 
     def pays(self, rows: int) -> bool:
-        """Return whether one sibling per row would raise the tokens per cost of a usual block of so many rows.
+        """Return whether one alternative per row would raise the tokens per cost of a usual block of so many rows.
 
         If not, the drafter's other pieces need not be found.
         """
         tokens = rows * (2 + USUAL_ACCEPTED)
         before, after = (self._costs.verification_cost(tokens + more) for more in (0, rows))
-        return (1 + USUAL_ACCEPTED + USUAL_SIBLING) * before > (1 + USUAL_ACCEPTED) * after
+        return (1 + USUAL_ACCEPTED + USUAL_ALTERNATIVE) * before > (1 + USUAL_ACCEPTED) * after
 
     def add(self, batch: Sequence[Proposal], trie: Trie) -> list[Proposal]:
-        """Return the proposals, those with siblings as trees.
+        """Return the proposals, those with alternatives as trees.
 
-        Chosen are the first so many siblings of all rows, by their gains, that give the highest expected tokens per
+        Chosen are the first so many alternatives of all rows, by their gains, that give the highest expected tokens per
         cost of the block.
 
         A pass costs the same up to three tokens. The drafter proposes piece 0, and 2 or 1 in its place:
@@ -68,17 +63,16 @@ class SiblingGrowth:
         >>> trie = Trie(target_size=3, drafter_size=3)
         >>> trie.insert_all([((piece,), piece) for piece in range(3)])
         >>> row = SequenceState(0, "id", "dataset", "", [1], 1, [1], SeededRandomSource(0, 0), remaining_tokens=9)
-        >>> draft = Draft(row, (0,), torch.eye(3)[:1], (0.0,), None, (0.6,), others=(((2, 0.2), (1, 0.1)),))
-        >>> growth = SiblingGrowth(Costs(target=((1, 1.0), (3, 1.0), (4, 1.5)), drafter=((1, 0.1),)), most=3)
+        >>> draft = Draft(row, (0,), torch.eye(3)[:1], (0.0,), None, (0.6,), alternatives=(((2, 0.2), (1, 0.1)),))
+        >>> growth = AlternativeGrowth(Costs(target=((1, 1.0), (3, 1.0), (4, 1.5)), drafter=((1, 0.1),)), most=3)
         >>> (proposal,) = growth.add([Proposal(draft, parse(trie, draft.pieces))], trie)
         >>> [(one.token, one.parent, one.chance) for one in proposal.draft.tree.candidates]
         [(0, -1, 0.6), (2, -1, 0.2)]
 
         Args:
-            batch: all proposals of a block; only those whose drafts have `others` grow.
-            trie: its direct maps translate pieces.
+            batch: all proposals of a block; only those whose drafts have `alternatives` grow.
         """
-        found = [one for number, proposal in enumerate(batch) for one in _find_siblings(number, proposal, trie)]
+        found = [one for number, proposal in enumerate(batch) for one in _find_alternatives(number, proposal, trie)]
         if not found:
             return list(batch)
         found.sort(key=lambda one: (-one.gain, one.row, one.place, one.token))
@@ -89,8 +83,8 @@ class SiblingGrowth:
             for number, proposal in enumerate(batch)
         ]
 
-    def _count_paying(self, batch: Sequence[Proposal], found: Sequence[Sibling]) -> int:
-        """Return how many of the siblings, which are sorted, give the highest expected tokens per cost."""
+    def _count_paying(self, batch: Sequence[Proposal], found: Sequence[Alternative]) -> int:
+        """Return how many of the alternatives, which are sorted, give the highest expected tokens per cost."""
         ready = [proposal for proposal in batch if not proposal.draft.row.reading]
         emitted = sum(_expected_tokens(proposal.draft) for proposal in ready)
         tokens = sum(1 + len(proposal.verifiable) for proposal in ready)
@@ -114,26 +108,26 @@ def _survival_before(proposal: Proposal, place: int) -> float:
     return survival[proposal.tokens[place - 1].stop - 1] if place and survival else 1.0
 
 
-def _find_siblings(number: int, proposal: Proposal, trie: Trie) -> list[Sibling]:
-    """Return the siblings of the chain of a row by descending gain; none for a chain that ends in no token."""
+def _find_alternatives(number: int, proposal: Proposal, trie: Trie) -> list[Alternative]:
+    """Return the alternatives of the chain of a row by descending gain; none for a chain that ends in no token."""
     draft, tokens = proposal.draft, proposal.tokens
-    if not draft.others or any(proposed.token is None for proposed in tokens):
+    if not draft.alternatives or any(proposed.token is None for proposed in tokens):
         return []
     found = []
     for place, proposed in enumerate(tokens):
         before = _survival_before(proposal, place)
-        for piece, chance in draft.others[proposed.start]:
+        for piece, chance in draft.alternatives[proposed.start]:
             node = trie.root.children.get(piece)
             if node is not None and node.token is not None and node.token != proposed.token:
-                found.append(Sibling(number, place, node.token, chance, before * chance))
+                found.append(Alternative(number, place, node.token, chance, before * chance))
     return sorted(found, key=lambda one: -one.gain)[: MOST_CANDIDATES - len(tokens)]
 
 
-def _make_tree(proposal: Proposal, chosen: Sequence[Sibling]) -> Proposal:
+def _make_tree(proposal: Proposal, chosen: Sequence[Alternative]) -> Proposal:
     """Return a proposal as a tree. Its first candidates are the chain's tokens, so that both have the same numbers."""
     candidates = []
     for place, proposed in enumerate(proposal.tokens):
-        assert proposed.token is not None  # else there were no siblings
+        assert proposed.token is not None  # else there were no alternatives
         before, after = (_survival_before(proposal, one) for one in (place, place + 1))
         chance = after / before if before else 0.0
         candidates.append(Candidate(proposed.token, place - 1, place, chance, DraftSource.MODEL, 0, 0))
