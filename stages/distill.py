@@ -138,7 +138,7 @@ class Distill(Distiller):
             positions=self.head.batch,
             acceptance_before=None,
             acceptance_after=None,
-            acceptance_floor=None,
+            acceptance_baseline=None,
             tokens_gained=None,
             served=True,
             reason="trained",

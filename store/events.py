@@ -208,7 +208,7 @@ class Updated:
     positions: int  # that the step was trained on
     acceptance_before: float | None  # expected, in service, on the gate's held-out window; None for the head
     acceptance_after: float | None  # of the candidate, on the same window
-    acceptance_floor: float | None  # of the baseline, on the same window
+    acceptance_baseline: float | None  # of the baseline, on the same window
     tokens_gained: float | None  # None for the head and while nothing is held out
     served: bool
     reason: str  # why it was served or dropped
@@ -261,7 +261,7 @@ class VersionPublished:
     version: int  # within the run, from 0; the first of each target is its baseline: the drafter as loaded
     target: str
     parent: int | None  # the previous version of the same target
-    reason: str  # "floor", "interval", "drift" or "end"
+    reason: str  # "baseline", "interval", "drift" or "end"
     drafter_version: int
     head_version: int
     cache_version: int

@@ -8,7 +8,7 @@ TERMS = {
     "target forward": "one pass of the large model over a sequence; it verifies a draft and yields one token more",
     "judged": "accepted or rejected by the target; what follows a rejection in the same block is not judged",
     "acceptance head": "the small network that estimates whether a piece will be accepted, which ends drafts in time",
-    "baseline": "the drafter as it was loaded, before it learned anything (reason “floor”)",
+    "baseline": "the drafter as it was loaded, before it learned anything",
     "version": "a saved drafter with its head, n-grams and memory",
     "alias": "a name in MLflow: “champion” is the version that programs should load, “candidate” the newest one",
     "probe": "24 fixed prompts on which every version is measured, so that versions of all runs compare",

@@ -89,5 +89,5 @@ def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
         commands.append(f"omnidraft versions{store}")
         if versions > 1 and config.learn.enabled:
             name = shlex.quote(config.name_registered_model(config.targets[0]))
-            commands.append(f"omnidraft versions compare floor candidate{store} --name {name}")
+            commands.append(f"omnidraft versions compare baseline candidate{store} --name {name}")
     return commands

@@ -235,7 +235,7 @@ def _prune(uri: str, name: str | None, keep: int, dry_run: bool) -> list[int]:
 def compare(
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="A number, an alias, a version's folder, or `floor`: that of the other side."),
+        typer.Argument(metavar="A", help="Number, alias, a version's folder, or `baseline`: that of the other side."),
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="As A.")],
     probe: Annotated[

@@ -119,7 +119,7 @@ class FolderPublisher(Publisher):
     @override
     def publish_baseline(self) -> Iterator[VersionPublished]:
         """Publish version 0, the drafter as it was loaded, with which later versions are compared."""
-        yield self._publish("floor")
+        yield self._publish("baseline")
 
     @override
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:

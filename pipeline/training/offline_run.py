@@ -300,7 +300,7 @@ def _make_event(update: OfflineUpdate, distill: Distill) -> Updated:
         positions=positions,
         acceptance_before=before,
         acceptance_after=after,
-        acceptance_floor=baseline,
+        acceptance_baseline=baseline,
         tokens_gained=None,
         served=served,
         reason=reason,

@@ -20,7 +20,7 @@ from store.registry.version_folder import VersionManifest, open_version
 
 LOG = logging.getLogger("omnidraft.versions")
 
-BASELINE = "floor"
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Side:
 
 
 def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> tuple[Side, Side]:
-    """Open the versions that two names mean: numbers, aliases, sealed folders, or `floor` for the baseline of the other
-    side.
+    """Open the versions that two names mean: numbers, aliases, sealed folders, or `baseline`: the other side's.
 
     Args:
         names: names of both sides.
@@ -53,7 +52,7 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
     Raises:
         ModelError: there is no such version.
         CorruptError: a file differs from the sealed one.
-        UsageError: both names mean one version, or `floor` has no other side in the registry.
+        UsageError: both names mean one version, or `baseline` has no other side in the registry.
     """
     known = [] if all(map(is_folder, names)) else list_versions(uri, model)
     numbers = [None if is_folder(name) else _resolve_number(name, known) for name in names]

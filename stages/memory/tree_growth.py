@@ -120,7 +120,7 @@ def _highest(heap: Heap, pushed: int) -> int:
 
 @compiled
 def grow_rows(sources: Sources, batch: SearchedRows, curve: Curve, fields: Integers, chances: Floats) -> int:
-    """Grow the trees of a batch.
+    """Grow the trees of a batch. Returns N.
 
     The likeliest candidate of all rows is added, and its own continuations may be added then. Chosen are the first so
     many that give the highest expected tokens per cost: a block of B rows and n candidates emits B tokens and the sum
@@ -133,9 +133,6 @@ def grow_rows(sources: Sources, batch: SearchedRows, curve: Curve, fields: Integ
         fields: written: of the chosen candidates, row by row and depth first, the token, source, context, seen, row,
             parent in its tree and depth (N, `FOUND_FIELDS`).
         chances: written: their chances and survivals (N, 2).
-
-    Returns:
-        N.
     """
     rows = len(batch.lines)
     most = batch.width * (rows + rows * batch.nodes)

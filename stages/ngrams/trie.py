@@ -163,11 +163,7 @@ class Trie:
                 yield node.record, node.token
 
     def insert(self, pieces: Pieces, token: int) -> Node:
-        """Insert a token with one or more pieces, which must not be another token's.
-
-        Returns:
-            the node of all pieces.
-        """
+        """Insert a token with one or more pieces, which must not be another token's. Returns the node of all pieces."""
         nodes = self._path(pieces)
         for piece in pieces[len(nodes) - 1 :]:
             parent, child = nodes[-1], Node()

@@ -45,7 +45,7 @@ class Curves:
         """
         of_target = f".{metric_name(version.target)}" if version.target in self._windows else ""
         found = {f"probe/{name}{of_target}": value for name, value in _probe_rates(version).items()}
-        if version.reason != "floor":
+        if version.reason != "baseline":
             found |= {"version/number": float(version.version), "version/cache_entries": float(version.cache_entries)}
         return found
 

@@ -46,7 +46,9 @@ def test_a_server_resumes_on_another_machine(
         assert not log.check().mismatches.num_rows
     assert len({prompt["offset"] for prompt in prompts}) == len(prompts) == 12
     assert [version["version"] for version in versions] == list(range(len(versions)))
-    assert [version["reason"] for version in versions].count("floor") == 1, "the resumed server continues the same run"
+    assert [version["reason"] for version in versions].count("baseline") == 1, (
+        "the resumed server continues the same run"
+    )
     learned = [update["drafter_version"] for update in updates]
     assert learned == list(range(1, len(learned) + 1)), "the numbers of its updates continue"
     assert {prompt["drafter_version"] for prompt in prompts} <= {0, *learned}

@@ -50,7 +50,7 @@ def test_the_path_of_a_prompt():
         "VersionPublished",
         "VersionPublished",
     ]
-    assert [event.reason for event in of_kind(events, VersionPublished)] == ["floor", "drift", "interval", "end"]
+    assert [event.reason for event in of_kind(events, VersionPublished)] == ["baseline", "drift", "interval", "end"]
 
 
 def test_as_one_prompt_finishes_the_next_enters():
@@ -198,7 +198,7 @@ def test_the_batch_bounds_the_prompts_in_flight_of_all_runners_together(batch: i
 def test_each_runner_has_a_baseline_first_and_an_end_last_and_its_own_versions_between():
     events = list(two_runners(batch=1).run(prompts_of("a", "a", "a")))
     versions = [(event.target, event.reason) for event in of_kind(events, VersionPublished)]
-    assert versions[:2] == [("big", "floor"), ("small", "floor")]
+    assert versions[:2] == [("big", "baseline"), ("small", "baseline")]
     assert versions[2:5] == [("big", "interval"), ("small", "interval"), ("big", "interval")]
     assert versions[5:] == [("big", "end"), ("small", "end")]
     assert kinds(events)[:3] == ["VersionPublished", "VersionPublished", "PromptReceived"]

@@ -177,7 +177,7 @@ class StubPublisher:
         self._target = target
 
     def publish_baseline(self) -> Iterator[VersionPublished]:
-        yield self._version(0, "floor")
+        yield self._version(0, "baseline")
 
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
         yield self._version(drifted.offset, "drift")

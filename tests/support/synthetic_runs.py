@@ -157,7 +157,7 @@ def make_update(**changes: Any) -> Updated:
         "positions": 64,
         "acceptance_before": 0.5,
         "acceptance_after": 0.625,
-        "acceptance_floor": 0.25,
+        "acceptance_baseline": 0.25,
         "tokens_gained": 6.0,
         "served": True,
         "reason": "better on the window",

@@ -58,7 +58,7 @@ def publication(
         version=version,
         target="builtin:target",
         parent=version - 1 if version else None,
-        reason="interval" if version else "floor",
+        reason="interval" if version else "baseline",
         drafter_version=version,
         head_version=0,
         cache_version=version,

@@ -1,7 +1,7 @@
 // Published versions: the probe, a comparison of two, and the acceptance while each was the latest.
 import { chart, element, fixed, interval, live, make, narrow, pattern, plain, question, room, runs, signed, style, swatch, table, whole } from "./common.js";
 
-const SHAPES = { floor: "square", interval: "circle", drift: "triangle-down", end: "diamond" };
+const SHAPES = { baseline: "square", interval: "circle", drift: "triangle-down", end: "diamond" };
 const MOST_NUMBERS = 60;
 const form = element("pair");
 let found = null;

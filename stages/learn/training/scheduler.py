@@ -279,7 +279,9 @@ class UpdateScheduler:
         drafting is paused. What learning cost is not subtracted: the seconds of the update and those that the loop
         waited for it are fields of their own, and the seconds of drafting and verifying are those of the blocks.
         """
-        gained = None if step.before is None or step.floor is None else (step.before - step.floor) * pending.judged
+        gained = None
+        if step.before is not None and step.baseline is not None:
+            gained = (step.before - step.baseline) * pending.judged
         return Updated(
             offset=pending.last.offset,
             target=pending.last.target,
@@ -289,7 +291,7 @@ class UpdateScheduler:
             positions=step.positions,
             acceptance_before=step.before,
             acceptance_after=step.after,
-            acceptance_floor=step.floor,
+            acceptance_baseline=step.baseline,
             tokens_gained=gained,
             served=step.served,
             reason=step.reason,

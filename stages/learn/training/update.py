@@ -42,11 +42,11 @@ class Step:
     loss: float  # of the first gradient step, before the weights change
     positions: int  # supervised positions of one gradient step
     pieces: int  # input pieces of one gradient step
-    # before, after, floor: mean score of the served drafter, of the candidate and of the baseline (the drafter as
+    # before, after, baseline: mean score of the served drafter, of the candidate and of the baseline (the drafter as
     # loaded) over all targets' held-out examples; None without held-out examples or without a measurement
     before: float | None
     after: float | None
-    floor: float | None
+    baseline: float | None
     served: bool  # whether the candidate's weights are now in service
     reason: str  # why they are, or are not
 

@@ -10,7 +10,7 @@ SELECT
     acceptance_before,
     acceptance_after,
     acceptance_after - acceptance_before AS expected_gain,
-    acceptance_floor,
+    acceptance_baseline,
     tokens_gained,
     served,
     reason,

@@ -211,7 +211,7 @@ def test_a_run_starts_from_a_registered_version(
     assert typed.status == 0, typed.err
     parent = table_of(runs / "first", "versions").to_pylist()[number - 1]
     baseline = table_of(name, "versions").to_pylist()[0]
-    assert baseline["reason"] == "floor"
+    assert baseline["reason"] == "baseline"
     assert baseline["digest"] == parent["digest"]
     assert (baseline["cache_entries"], baseline["cache_entries"] > 0) == (parent["cache_entries"], True)
     assert find_only_model(default_uri(runs)), "it continues the registered model of its pair"

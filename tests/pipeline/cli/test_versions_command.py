@@ -33,7 +33,7 @@ def publish(folder: Path, uri: str, versions: int, name: str = MODEL) -> None:
     speed = {"probe/tokens_per_second": 50.0, "probe/tokens_per_second_low": 48.0, "probe/tokens_per_second_high": 52.0}
     run = LittleRun(folder, model=name)
     for version in range(versions):
-        reason = "drift" if version else "floor"
+        reason = "drift" if version else "baseline"
         run.publish({"mean_accepted_length": 2.5, "probe/acceptance": 0.25, **speed}, target="big", reason=reason)
     run.finish()
     run.sync(uri)
@@ -76,7 +76,7 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
     ]
     measured = ["0.250", "50.0", "(48.0", "to", "52.0)"]
     assert rows[0].split()[:11] == ["#2", "candidate", "tuesday/1", *measured, "drift", "100", "#1"]
-    assert rows[1].split()[:9] == ["#1", "tuesday/0", *measured, "floor", "0"]
+    assert rows[1].split()[:9] == ["#1", "tuesday/0", *measured, "baseline", "0"]
 
 
 def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):

@@ -60,7 +60,7 @@ def only(events: Iterator[VersionPublished]) -> VersionPublished:
 
 def test_the_baseline_is_version_zero_without_a_parent(publisher: FolderPublisher):
     baseline = only(publisher.publish_baseline())
-    assert (baseline.version, baseline.parent, baseline.reason, baseline.offset) == (0, None, "floor", 0)
+    assert (baseline.version, baseline.parent, baseline.reason, baseline.offset) == (0, None, "baseline", 0)
     assert (baseline.acceptance, baseline.folder) == (None, "versions/000000")
 
 
@@ -94,7 +94,7 @@ def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, 
     for offset in range(8, 14):
         events += publisher.publish_if_due(make_completed(offset))
     answered = [manifest["drift"] for manifest in manifests(tmp_path, events)]
-    assert [event.reason for event in events] == ["floor", "drift", "interval", "interval"]
+    assert [event.reason for event in events] == ["baseline", "drift", "interval", "interval"]
     assert answered == [None, None, 7, None]
 
 

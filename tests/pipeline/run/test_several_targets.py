@@ -157,7 +157,7 @@ def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
     run_replay(config, tmp_path / "run")
     for number, target in enumerate(tiny_trio.targets):
         versions = versions_of(tmp_path / "run", target)
-        assert (versions[0]["version"], versions[0]["parent"], versions[0]["reason"]) == (number, None, "floor")
+        assert (versions[0]["version"], versions[0]["parent"], versions[0]["reason"]) == (number, None, "baseline")
         assert [row["parent"] for row in versions[1:]] == [row["version"] for row in versions[:-1]]
         assert len(versions) >= 3
         folder = tmp_path / "run" / versions[-1]["folder"]

@@ -155,7 +155,7 @@ def test_a_sentence_reports_few_prompts():
 
 @pytest.fixture
 def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:  # noqa: F811
-    return open_sides(("floor", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
+    return open_sides(("baseline", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
 
 
 @pytest.mark.slow
@@ -168,8 +168,8 @@ def test_versions_are_named_by_number_alias_folder_or_baseline(published: Publis
         return [side.number for side in found]
 
     assert numbers("champion", "candidate") == [2, newest]
-    assert numbers("floor", "candidate") == [1, newest]
-    assert numbers("2", "floor") == [2, 1]
+    assert numbers("baseline", "candidate") == [1, newest]
+    assert numbers("2", "baseline") == [2, 1]
     assert numbers(str(published.folder(1)), "2") == [None, 2]
 
 
@@ -184,10 +184,10 @@ def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noq
     ("names", "error", "message"),
     [
         (("1", "99"), ModelError, "must have a version 99"),
-        (("1", "best"), ModelError, "an alias .*candidate.*, its folder, or 'floor', got 'best'"),
+        (("1", "best"), ModelError, "an alias .*candidate.*, its folder, or 'baseline', got 'best'"),
         (("2", "2"), UsageError, "two different versions"),
-        (("floor", "floor"), UsageError, "the baseline of the other version"),
-        (("floor", "1"), UsageError, "two different versions"),
+        (("baseline", "baseline"), UsageError, "the baseline of the other version"),
+        (("baseline", "1"), UsageError, "two different versions"),
         (("1", "²"), ModelError, "got '²'"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_pruned_baseline_is_refused(published: Published, tmp_path: Path, monk
     left = list_versions(published.uri)[:-1]
     monkeypatch.setattr(compare_build, "list_versions", lambda uri, model: left)
     with pytest.raises(UsageError, match="the baseline was pruned: version 2 is the first that is left"):
-        open_sides(("floor", "candidate"), published.uri, MODEL, tmp_path / "versions")
+        open_sides(("baseline", "candidate"), published.uri, MODEL, tmp_path / "versions")
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_the_command_prints_a_table_and_writes_json_and_mlflow(
     tmp_path: Path,
 ):
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 3, "--max-new-tokens", 12)
-    printed = run_command("compare", "floor", "candidate", *options, "--json", tmp_path / "metrics.json")
+    printed = run_command("compare", "baseline", "candidate", *options, "--json", tmp_path / "metrics.json")
     assert "acceptance (accepted / judged)" in printed
     assert "The texts are the same on both sides, token for token." in printed
     written = json.loads((tmp_path / "metrics.json").read_text())

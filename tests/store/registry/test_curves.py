@@ -88,7 +88,7 @@ def test_versions_have_a_curve_of_the_probe(curves: Curves):
         "probe_sampled": (1.0, 2.0, 1.0, 2.0, 2.0)
     }
     rates = {"probe/acceptance": 0.5, "probe/acceptance_sampled": 0.4, "probe/tokens_per_forward": 2.0}
-    assert curves.describe_version(make_published(reason="floor", **measured)) == rates
+    assert curves.describe_version(make_published(reason="baseline", **measured)) == rates
     found = curves.describe_version(make_published(version=2, cache_entries=60, reason="end", **measured))
     assert found == rates | {"version/number": 2, "version/cache_entries": 60}
     assert next(iter(found)) == "probe/acceptance", "MLflow compares runs by the metric that came first"

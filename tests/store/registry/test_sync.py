@@ -61,7 +61,7 @@ def test_versions_are_listed_newest_first_with_parents_and_metrics(published: Pu
     assert [version.learned for version in found] == [(101, 200), (0, 100), None]
     assert [version.acceptance for version in found] == [0.5, 0.25, None]
     assert [version.cache_entries for version in found] == [14, 7, 0]
-    assert [version.reason for version in found] == ["interval", "interval", "floor"]
+    assert [version.reason for version in found] == ["interval", "interval", "baseline"]
     assert {version.run for version in found} == {"run-a"}
     assert abs(datetime.now(UTC) - found[0].created_at).total_seconds() < 600
 
@@ -241,7 +241,7 @@ def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(tmp_
     unlearned.sync(uri)
     newest, baseline, learned, *_ = list_versions(uri)
     assert (newest.run, newest.aliases) == ("run-b", ()), "neither the drafter nor the head has changed"
-    assert (baseline.run, baseline.reason, baseline.aliases) == ("run-b", "floor", ())
+    assert (baseline.run, baseline.reason, baseline.aliases) == ("run-b", "baseline", ())
     assert (learned.run, learned.aliases) == ("run-a", ("candidate",))
     publish_run(uri, tmp_path / "run-c", 2)
     colors = {find_run(uri, name).data.tags["mlflow.runColor"] for name in ("run-a", "run-b", "run-c")}

@@ -251,10 +251,10 @@ def test_the_baseline_is_the_drafter_as_loaded_measured_on_the_present_window():
     loaded = {example.offset: trainer.measure_acceptance(None, [example]) for example in (LATER, BACKWARD)}
     trainer.hold_out(LATER)
     steps = [update(trainer, [COUNTING]) for _ in range(10)]
-    assert [step.floor for step in steps] == [pytest.approx(loaded[1])] * 10
-    assert steps[-1].before > steps[-1].floor + 0.1
+    assert [step.baseline for step in steps] == [pytest.approx(loaded[1])] * 10
+    assert steps[-1].before > steps[-1].baseline + 0.1
     trainer.hold_out(BACKWARD)
-    assert update(trainer, [COUNTING]).floor == pytest.approx(loaded[2])
+    assert update(trainer, [COUNTING]).baseline == pytest.approx(loaded[2])
 
 
 def test_targets_after_rejections_are_learned():

@@ -123,7 +123,7 @@ def test_an_update_reports_its_result_and_its_ledger():
     learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as given"))
     update, second = [made for offset in range(6) if (made := learner.learn(example_of(offset)))]
     assert (update.part, update.loss_name, update.loss, update.positions) == ("drafter", "trie", 1.5, 40)
-    assert (update.acceptance_before, update.acceptance_after, update.acceptance_floor) == (0.5, 0.6, 0.4)
+    assert (update.acceptance_before, update.acceptance_after, update.acceptance_baseline) == (0.5, 0.6, 0.4)
     assert update.tokens_gained == pytest.approx((0.5 - 0.4) * 30)
     assert (update.served, update.reason, update.target, update.drafter_version) == (True, "as given", "big", 1)
     assert update.seconds >= 0
