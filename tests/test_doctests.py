@@ -20,7 +20,7 @@ EXPECTED = (
     "stages.learn.examples.teacher",
     "stages.ngrams.trie",
     "stages.verification.rules",
-    "stages.translate",
+    "stages.verification.parsing",
     "stages.verification.tree_decisions",
 )
 
