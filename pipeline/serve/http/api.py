@@ -7,19 +7,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import cache
+from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from pipeline.config.defaults import TEMPERATURE
-from pipeline.serve.http.auth import AuthMiddleware, tenant_of
+from pipeline.serve.http.auth import AuthMiddleware, bearer_of
 from pipeline.serve.http.errors import (
     ApiError,
     JsonObject,
@@ -44,14 +45,13 @@ from pipeline.serve.http.response_stream import (
     LONG_BYTES,
     ResponseStream,
     ThreadPools,
-    compile_grammar,
     encode_prompts,
-    make_generation_requests,
     run_while_connected,
 )
-from pipeline.serve.messages import EncodedPrompt, Engine
+from pipeline.serve.messages import EncodedPrompt, Engine, GenerationRequest
 from stages.sampling.grammars import Grammar
 from stages.sampling.params import SamplingParams
+from store.errors import ConfigError
 
 Parser = Callable[[Mapping[str, object], Limits, SamplingParams], ParsedRequest]
 DEFAULTS = SamplingParams(temperature=TEMPERATURE)
@@ -112,8 +112,8 @@ def make_app(
         title="omnidraft",
         version=_find_version(),
         lifespan=close_after_serving,
+        docs_url=None,  # FastAPI's own page loads its scripts from a public host
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
     app.state.active_requests = active
@@ -124,11 +124,17 @@ def make_app(
     # They read the bodies themselves: FastAPI would parse and validate a long one on the event loop.
     @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def create_completion(request: Request) -> Response:
+        """Complete a prompt, or several."""
         return await completions.respond(request, parse_completion)
 
     @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
+        """Complete a conversation with the next message."""
         return await completions.respond(request, parse_chat)
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_operations() -> Response:
+        return HTMLResponse(_format_operations(app))
 
     app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
     return app
@@ -155,6 +161,17 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     return described
 
 
+def _format_operations(app: FastAPI) -> str:
+    rows = "".join(
+        f"<tr><td>{method.upper()}<td><code>{escape(path)}</code><td>{escape(operation.get('description', ''))}"
+        for path, operations in app.openapi()["paths"].items()
+        for method, operation in operations.items()
+    )
+    title = f"{app.title} {escape(app.version)}"
+    parameters = 'All parameters: <a href="/openapi.json">/openapi.json</a>'
+    return f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><table>{rows}</table><p>{parameters}'
+
+
 def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active: ActiveRequests) -> None:
     started = int(time.time())
 
@@ -165,10 +182,12 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
 
     @app.get("/v1/models")
     async def list_models() -> Response:
+        """List the model that is served."""
         return json_response({"object": "list", "data": [model_entry()]})
 
     @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
+        """Describe a model."""
         if not name:
             return await list_models()
         entry = model_entry()
@@ -178,16 +197,19 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
 
     @app.get("/health")
     async def check_health() -> Response:
+        """Show whether requests are accepted, and the state of the engine."""
         status = engine.read_status()
         health = "leaving" if active.shutting_down else "ok" if status.ready else "not ready"
         return json_response({"status": health, **asdict(status)}, 200 if health == "ok" else 503)
 
     @app.get("/version")
     async def show_version() -> Response:
+        """Show the version of omnidraft."""
         return json_response({"version": app.version})
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
+        """Show metrics in Prometheus's text format."""
         return Response(metrics.render(engine.read_status()), media_type=CONTENT_TYPE)
 
 
@@ -210,7 +232,7 @@ class _Completions:
         arrived = time.perf_counter()
         if self._active.shutting_down:
             raise shutdown_error()
-        tenant = tenant_of(request.headers)
+        tenant = bearer_of(request.headers)
         client = tenant or (request.client.host if request.client else "")
         async with self._bodies.read_body(request) as body:
             parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse), client)
@@ -218,7 +240,31 @@ class _Completions:
             encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
             prompts, grammar = await run_while_connected(request.receive, encoding)
         stream = ResponseStream(self._metrics, arrived)
-        completion = self._submit(stream, parsed, prompts, grammar, arrived, tenant)
+        request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
+        remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
+        if remaining_seconds <= 0:
+            raise deadline_error(self._limits.deadline_seconds)
+        if self._active.shutting_down:
+            raise shutdown_error()
+        requests = [
+            GenerationRequest(
+                request_id=request_id,
+                prompt=prompt,
+                sampling=parsed.sampling,
+                grammar=grammar,
+                markers=parsed.tool_use.markers,
+                store=parsed.store,
+                timeout_seconds=remaining_seconds,
+                choice=place * parsed.n + number,
+                tenant=tenant,
+            )
+            for place, prompt in enumerate(prompts)
+            for number in range(parsed.n)
+        ]
+        stream.submit(self._engine, requests)
+        echoes = [request.prompt.text if parsed.echo else "" for request in requests]
+        decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
+        completion = CompletionResponse(request_id, decode_token, parsed, echoes, seconds)
         self._active.add(stream)
         if parsed.stream:
             return _EventStreamResponse(stream, completion, self._active)
@@ -244,28 +290,12 @@ class _Completions:
         return parsed
 
     def _prepare(self, parsed: ParsedRequest) -> tuple[list[EncodedPrompt], Grammar | None]:
-        return encode_prompts(self._engine, parsed), compile_grammar(self._engine, parsed)
-
-    def _submit(
-        self,
-        stream: ResponseStream,
-        parsed: ParsedRequest,
-        prompts: list[EncodedPrompt],
-        grammar: Grammar | None,
-        arrived: float,
-        tenant: str,
-    ) -> CompletionResponse:
-        request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
-        remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
-        if remaining_seconds <= 0:
-            raise deadline_error(self._limits.deadline_seconds)
-        if self._active.shutting_down:
-            raise shutdown_error()
-        requests = make_generation_requests(parsed, prompts, grammar, request_id, remaining_seconds, tenant)
-        stream.submit(self._engine, requests)
-        echoes = [request.prompt.text if parsed.echo else "" for request in requests]
-        decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
-        return CompletionResponse(request_id, decode_token, parsed, echoes, seconds)
+        prompts = encode_prompts(self._engine, parsed)
+        try:
+            return prompts, self._engine.compile_grammar(parsed.grammar) if parsed.grammar else None
+        except ConfigError as error:
+            param = "tools" if parsed.tool_use.demanded else "response_format"
+            raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
 class _EventStreamResponse(StreamingResponse):

@@ -44,25 +44,19 @@ class AuthMiddleware:
             message = "a request must have Content-Length or Transfer-Encoding, got both"
             return BodyError(400, message, code="invalid_http")
         if self._key is not None:
-            return None if path in OPEN_PATHS or _has_key(headers, self._key) else _missing_key_error()
+            sent = bearer_of(headers).encode("latin-1")  # the bytes that were sent
+            if path in OPEN_PATHS or (sent and hmac.compare_digest(sent, self._key)):
+                return None
+            message = "the request must bear the key of this server: 'Authorization: Bearer KEY'"
+            more = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=more)
         if is_loopback(self._served) and not is_own_name(headers.get("host", ""), self._served):
             message = "the Host header must name this server; use its address"
             return ApiError(403, message, kind="permission_error", code="foreign_host")
         return None
 
 
-def _has_key(headers: Headers, key: bytes) -> bool:
-    scheme, _, sent = headers.get("authorization", "").encode("latin-1").partition(b" ")  # the bytes that were sent
-    return hmac.compare_digest(sent.strip(), key) and scheme.lower() == b"bearer"
-
-
-def tenant_of(headers: Headers) -> str:
+def bearer_of(headers: Headers) -> str:
     """Return the key that a request carries, required or not: requests with one key share a memory. "" for none."""
     scheme, _, sent = headers.get("authorization", "").partition(" ")
-    return sent.strip() if scheme.lower() == "bearer" else ""
-
-
-def _missing_key_error() -> ApiError:
-    message = "the request must bear the key of this server: 'Authorization: Bearer KEY'"
-    headers = {"WWW-Authenticate": "Bearer"}
-    return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+    return sent.strip(" \t") if scheme.lower() == "bearer" else ""

@@ -160,7 +160,14 @@ def add_error_handlers(app: FastAPI) -> None:
     async def handle_routing_error(request: Request, error: HTTPException) -> Response:
         if request.method == "OPTIONS" and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             return Response(status_code=204, headers={"Allow": f"OPTIONS, {(error.headers or {})['Allow']}"})
-        return _routing_error(request, error).response()
+        where, headers = f"{request.method} {request.url.path[:VALUE_CHARACTERS]}", dict(error.headers or {})
+        status, message, code = error.status_code, str(error.detail), None
+        if status == HTTPStatus.NOT_FOUND:
+            message, code = f"there is nothing at {where}; try /v1/chat/completions", "unknown_url"
+        elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = headers.get("allow") or headers.get("Allow", "")
+            message, code = f"{where} is not possible; allowed: {allowed}", "method_not_allowed"
+        return ApiError(status, message, code=code, headers=headers).response()
 
     @app.exception_handler(ClientDisconnect)
     async def handle_disconnect(_: Request, __: ClientDisconnect) -> Response:
@@ -169,14 +176,3 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def handle_internal_error(_: Request, __: Exception) -> Response:
         return internal_error().response()
-
-
-def _routing_error(request: Request, error: HTTPException) -> ApiError:
-    where = f"{request.method} {request.url.path[:VALUE_CHARACTERS]}"
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return ApiError(404, f"there is nothing at {where}; try /v1/chat/completions", code="unknown_url")
-    headers = dict(error.headers or {})
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{where} is not possible; allowed: {headers.get('allow') or headers.get('Allow', '')}"
-        return ApiError(405, message, code="method_not_allowed", headers=headers)
-    return ApiError(error.status_code, str(error.detail), headers=headers)

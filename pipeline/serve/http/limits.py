@@ -5,6 +5,7 @@ Bodies are parsed as strict JSON.
 
 import asyncio
 import json
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,10 +39,6 @@ class Limits:
 
 def max_connections(limits: Limits) -> int:
     """Return the connections that `limits` allow, at most as many as this process may open files."""
-    try:
-        import resource
-    except ImportError:  # Windows, which has no such limit
-        return limits.connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(limits.connections, descriptors - SPARE_DESCRIPTORS))
 
@@ -62,7 +59,12 @@ class BodyReader:
             ApiError: its header names no JSON, it is too long or too slow, or other bodies hold all the bytes.
             ClientDisconnect: the client disconnected.
         """
-        _check_content_type(request)
+        # A page of another site can send all types but JSON without a preflight request.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        coding = request.headers.get("content-encoding", "identity").lower()
+        if kind != "application/json" or coding != "identity":
+            message = f"the body must be uncompressed application/json, got '{kind[:60]}' coded as '{coding[:60]}'"
+            raise BodyError(415, message, code="unsupported_media_type")
         self._check_length(int(request.headers.get("content-length", 0)))
         body = bytearray()
         try:
@@ -77,31 +79,19 @@ class BodyReader:
                 async for part in request.stream():
                     self._held += len(part)
                     body += part
-                    self._check_held(len(body))
+                    self._check_length(len(body))
+                    if self._held > self._max_held:
+                        message = "too many large requests are being read; try again in a second"
+                        kind, code = "rate_limit_error", "rate_limit_exceeded"
+                        raise BodyError(429, message, kind=kind, code=code, headers={"Retry-After": "1"})
         except TimeoutError:
             message = f"the body must come within {self._limits.body_seconds:g} seconds, got {len(body)} bytes by then"
             raise BodyError(408, message, code="request_timeout") from None
-
-    def _check_held(self, length: int) -> None:
-        self._check_length(length)
-        if self._held > self._max_held:
-            message = "too many large requests are being read; try again in a second"
-            kind, code = "rate_limit_error", "rate_limit_exceeded"
-            raise BodyError(429, message, kind=kind, code=code, headers={"Retry-After": "1"})
 
     def _check_length(self, length: int) -> None:
         if length > self._limits.body_bytes:
             message = f"the body must have at most {self._limits.body_bytes} bytes, got {length}"
             raise BodyError(413, message, code="request_too_large")
-
-
-def _check_content_type(request: Request) -> None:
-    """Refuse everything but plain JSON: a page of another site can send other types without a preflight request."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    coding = request.headers.get("content-encoding", "identity").lower()
-    if kind != "application/json" or coding != "identity":
-        message = f"the body must be uncompressed application/json, got '{kind[:60]}' coded as '{coding[:60]}'"
-        raise BodyError(415, message, code="unsupported_media_type")
 
 
 def parse_json_object(body: bytes) -> JsonObject:

@@ -32,29 +32,21 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._model = model
         self._recent = _RecentBlocks()
-        self._add_drafting()
-        self._events = EventMetrics(model, self._registry)
-        self._add_requests()
-        self._per_position: dict[int, Counter] = {}
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        counter = Counter(name, text, ("model_name", *labels), registry=self._registry)
-        return counter if labels else counter.labels(self._model)
+        def count(name: str, text: str, *labels: str) -> Counter:
+            counter = Counter(name, text, ("model_name", *labels), registry=self._registry)
+            return counter if labels else counter.labels(self._model)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
-        return histogram.labels(self._model)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
+            return made.labels(self._model)
 
-    def _add_drafting(self) -> None:
-        count = self._counter
         self._drafts = count("vllm:spec_decode_num_drafts", "Blocks in which target tokens were proposed.")
         self._proposed = count("vllm:spec_decode_num_draft_tokens", "Target tokens that were proposed.")
         self._accepted = count("vllm:spec_decode_num_accepted_tokens", "Proposed target tokens that were accepted.")
         text = "Accepted target tokens by their place in the proposal."
         self._at_position = count("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
-
-    def _add_requests(self) -> None:
-        count, histogram = self._counter, self._histogram
+        self._events = EventMetrics(model, self._registry)
         text = "Time from a request's arrival to its first token."
         self.first_token = histogram("vllm:time_to_first_token_seconds", text, FIRST_TOKEN_BUCKETS)
         text = "Time between two chunks of one completion; a chunk has the tokens of one block."
@@ -70,21 +62,13 @@ class Metrics:
         """Count an event. Called for every event, on any thread: it takes a few microseconds."""
         self._events.count_event(event)
         if isinstance(event, BlockDone):
-            self._count_block(event)
-
-    def _position_counter(self, index: int) -> Counter:
-        if (counter := self._per_position.get(index)) is None:
-            counter = self._per_position[index] = self._at_position.labels(self._model, str(index))
-        return counter
-
-    def _count_block(self, block: BlockDone) -> None:
-        if block.proposed:
-            self._drafts.inc()
-            self._proposed.inc(block.proposed)
-            self._accepted.inc(block.accepted)
-            for index in range(block.accepted):  # not by decisions: private requests have none
-                self._position_counter(index).inc()
-        self._recent.add(block)
+            self._recent.add(event)
+            if event.proposed:
+                self._drafts.inc()
+                self._proposed.inc(event.proposed)
+                self._accepted.inc(event.accepted)
+                for index in range(event.accepted):  # not by decisions: private requests have none
+                    self._at_position.labels(self._model, str(index)).inc()
 
     def count_tokens(self, tokens: int) -> None:
         """Count new tokens of a completion."""

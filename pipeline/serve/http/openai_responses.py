@@ -23,14 +23,7 @@ SCORE_BYTES = 80  # of a log probability in a response
 MIN_LOGPROB = -9999.0  # of a probability of zero in OpenAI's interface
 PLAIN = ("text_completion", "text_completion")
 BytesOf = Callable[[int], bytes]  # of a token
-
-
-@dataclass(frozen=True)
-class ScoredToken:
-    """A token's log probabilities, and the offset of its first character in the choice's text."""
-
-    token: TokenLogprobs
-    offset: int
+Scored = tuple[TokenLogprobs, int]  # a token, and the offset of its first character in the choice's text
 
 
 class OffsetTracker:
@@ -44,66 +37,32 @@ class OffsetTracker:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._next_offset = self._shown = begin
-        self._waiting: list[ScoredToken] = []
+        self._waiting: list[Scored] = []
 
-    def add_chunk(self, tokens: Sequence[TokenLogprobs], text: str, last: bool, stopped: bool) -> list[ScoredToken]:
-        """Add the tokens and the text of a chunk, and return the tokens whose text is shown now.
-
-        After the `last` chunk all tokens are returned, unless the completion was `stopped`.
-        """
-        for token in tokens:
-            self._waiting.append(ScoredToken(token, self._next_offset))
+    def add_chunk(self, chunk: Chunk) -> list[Scored]:
+        """Return the tokens whose text is shown now; after the last chunk all, unless it ends with a stop."""
+        for token in chunk.logprobs:
+            self._waiting.append((token, self._next_offset))
             self._next_offset += len(self._decoder.decode(self._bytes_of(token.token)))
-        self._shown += len(text)
-        if last and not stopped:
-            ready = self._waiting
-        else:
-            ready = [scored for scored in self._waiting if scored.offset < self._shown]
+        self._shown += len(chunk.text)
+        ready = self._waiting
+        if chunk.finish in (None, Finish.STOP):
+            ready = [(token, offset) for token, offset in self._waiting if offset < self._shown]
         self._waiting = self._waiting[len(ready) :]
         return ready
-
-
-@dataclass(frozen=True)
-class ChoicePart:
-    """A choice, or the new part of one."""
-
-    index: int
-    text: str
-    scored: Sequence[ScoredToken] | None  # None when no log probabilities were requested
-    finish: Finish | None
 
 
 @dataclass
 class _Choice:
     """The text and log probabilities of a choice so far."""
 
-    index: int
     echo: str  # the prompt that is repeated before it, or ""
-    offsets: OffsetTracker | None
+    offsets: OffsetTracker | None  # None when no log probabilities were requested
     calls: CallReader  # of its stream
     text: list[str] = field(default_factory=list)
-    scored: list[ScoredToken] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     finish: Finish | None = None
     usage: Usage | None = None
-
-    def add_chunk(self, chunk: Chunk) -> ChoicePart:
-        scored = None
-        if self.offsets is not None:
-            last, stopped = chunk.finish is not None, chunk.finish is Finish.STOP
-            scored = self.offsets.add_chunk(chunk.logprobs, chunk.text, last, stopped)
-            self.scored += scored
-        self.text.append(chunk.text)
-        self.finish, self.usage = chunk.finish, chunk.usage
-        return ChoicePart(self.index, chunk.text, scored, chunk.finish)
-
-    @property
-    def estimated_bytes(self) -> int:
-        alternatives = sum(1 + len(scored.token.top) for scored in self.scored)
-        return sum(map(len, self.text)) + SCORE_BYTES * alternatives
-
-    def join(self) -> ChoicePart:
-        text = self.echo + "".join(self.text)
-        return ChoicePart(self.index, text, None if self.offsets is None else self.scored, self.finish)
 
 
 class CompletionResponse:
@@ -120,12 +79,15 @@ class CompletionResponse:
         self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.model}
         scores = parsed.sampling.logprobs is not None
         self._choices = [
-            _Choice(index, echo, OffsetTracker(bytes_of, len(echo)) if scores else None, CallReader(parsed.tool_use))
-            for index, echo in enumerate(echoes)
+            _Choice(echo, OffsetTracker(bytes_of, len(echo)) if scores else None, CallReader(parsed.tool_use))
+            for echo in echoes
         ]
 
-    def add_chunk(self, index: int, chunk: Chunk) -> ChoicePart:
-        """Add a chunk to a choice and return the new part. Raises `ApiError` if the choice ended incomplete."""
+    def add_chunk(self, index: int, chunk: Chunk) -> list[Scored] | None:
+        """Add a chunk to a choice and return the tokens whose text is shown now; None if they were not requested.
+
+        Raises `ApiError` if the choice ended incomplete.
+        """
         match chunk.finish:
             case Finish.DEADLINE:
                 raise deadline_error(self._deadline_seconds)
@@ -135,33 +97,39 @@ class CompletionResponse:
                 raise shutdown_error()
             case Finish.FAILED:
                 raise internal_error()
-        return self._choices[index].add_chunk(chunk)
+        choice = self._choices[index]
+        scored = choice.offsets.add_chunk(chunk) if choice.offsets else None
+        choice.scored += scored or []
+        choice.text.append(chunk.text)
+        choice.finish, choice.usage = chunk.finish, chunk.usage
+        return scored
 
     def format_whole(self) -> JsonObject:
         """Format the response to a request that does not stream."""
-        choices = [self._format_choice(choice.join()) for choice in self._choices]
+        choices = [self._format_whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._whole, "choices": choices, "usage": self._sum_usage()}
 
     def estimate_bytes(self) -> int:
         """Estimate the size of the whole response in bytes."""
-        return sum(choice.estimated_bytes for choice in self._choices)
+        texts = sum(len(text) for choice in self._choices for text in choice.text)
+        return texts + SCORE_BYTES * sum(1 + len(token.top) for choice in self._choices for token, _ in choice.scored)
 
     def encode_opening(self) -> bytes:
         """Encode the first events of a stream."""
         if self._parsed.is_chat:
             delta: JsonObject = {"role": "assistant", "content": "", "refusal": None}
-            openings = [self._format(ChoicePart(one.index, "", None, None), {"delta": delta}) for one in self._choices]
+            openings = [self._format(index, {"delta": delta}) for index in range(len(self._choices))]
         else:
-            echoed = [ChoicePart(one.index, one.echo, None, None) for one in self._choices if one.echo]
-            openings = [self._format(part, {"text": part.text}) for part in echoed]
+            echoes = [choice.echo for choice in self._choices]
+            openings = [self._format(index, {"text": echo}) for index, echo in enumerate(echoes) if echo]
         return b"".join(self._encode_event([opening]) for opening in openings)
 
     def encode_chunks(self, chunks: Iterable[ChoiceChunk]) -> Iterator[bytes]:
         """Encode chunks as events. Raises `ApiError` as `add_chunk`, after the events before."""
         for index, chunk in chunks:
-            part = self.add_chunk(index, chunk)
-            if part.text or part.scored or part.finish is not None:
-                yield self._encode_event([self._format_part(part)])
+            scored = self.add_chunk(index, chunk)
+            if chunk.text or scored or chunk.finish is not None:
+                yield self._encode_event([self._format_part(index, chunk, scored)])
 
     def encode_closing(self) -> bytes:
         """Encode the last events of a stream."""
@@ -174,30 +142,36 @@ class CompletionResponse:
             body["usage"] = usage
         return encode_event(body)
 
-    def _format_choice(self, part: ChoicePart) -> JsonObject:
-        """Format a finished choice."""
+    def _format_whole(self, index: int, choice: _Choice) -> JsonObject:
+        text, scored = choice.echo + "".join(choice.text), choice.scored if choice.offsets else None
         if not self._parsed.is_chat:
-            return self._format(part, {"text": part.text})
-        message, calls = describe_message(part.text, self._parsed.tool_use)
-        return self._format(part, {"message": message}, calls)
+            return self._format(index, {"text": text}, scored, choice.finish)
+        message, calls = describe_message(text, self._parsed.tool_use)
+        return self._format(index, {"message": message}, scored, choice.finish, calls)
 
-    def _format_part(self, part: ChoicePart) -> JsonObject:
-        """Format the new part of a choice."""
+    def _format_part(self, index: int, chunk: Chunk, scored: Sequence[Scored] | None) -> JsonObject:
         if not self._parsed.is_chat:
-            return self._format(part, {"text": part.text})
-        reader = self._choices[part.index].calls
+            return self._format(index, {"text": chunk.text}, scored, chunk.finish)
+        reader = self._choices[index].calls
         before = reader.count
-        content, calls = reader.push(part.text, last=part.finish is not None)
-        delta: JsonObject = {"content": content} if content or (part.finish is None and not calls) else {}
+        content, calls = reader.push(chunk.text, last=chunk.finish is not None)
+        delta: JsonObject = {"content": content} if content or (chunk.finish is None and not calls) else {}
         if calls:
-            delta["tool_calls"] = [call.describe(index) for index, call in enumerate(calls, before)]
-        return self._format(part, {"delta": delta}, reader.count)
+            delta["tool_calls"] = [call.describe(place) for place, call in enumerate(calls, before)]
+        return self._format(index, {"delta": delta}, scored, chunk.finish, reader.count)
 
-    def _format(self, part: ChoicePart, content: JsonObject, calls: int = 0) -> JsonObject:
+    def _format(
+        self,
+        index: int,
+        content: JsonObject,
+        scored: Sequence[Scored] | None = None,
+        finish: Finish | None = None,
+        calls: int = 0,
+    ) -> JsonObject:
         scores = _chat_logprobs if self._parsed.is_chat else _completion_logprobs
-        logprobs = None if part.scored is None else scores(part.scored, self._bytes_of)
-        finish = "tool_calls" if calls and part.finish is Finish.STOP else part.finish
-        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": finish}
+        logprobs = None if scored is None else scores(scored, self._bytes_of)
+        reason = "tool_calls" if calls and finish is Finish.STOP else finish
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _sum_usage(self) -> JsonObject:
         """Sum the tokens of all choices; a prompt counts once, regardless of its number of choices."""
@@ -215,11 +189,11 @@ class CompletionResponse:
 
 
 def encode_event(value: object) -> bytes:
-    """Encode a server-sent event."""
+    """Encode a server-sent event with JSON."""
     return b"data: " + encode_json(value) + b"\n\n"
 
 
-def _chat_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> JsonObject:
+def _chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
     """Format log probabilities of a chat: each token with its bytes and its alternatives."""
 
     def format_entry(token: int, logprob: float) -> JsonObject:
@@ -227,16 +201,13 @@ def _chat_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> JsonObje
         return {"token": _token_name(data, ""), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
 
     content = [
-        {
-            **format_entry(entry.token.token, entry.token.logprob),
-            "top_logprobs": [format_entry(*other) for other in entry.token.top],
-        }
-        for entry in scored
+        {**format_entry(token.token, token.logprob), "top_logprobs": [format_entry(*other) for other in token.top]}
+        for token, _ in scored
     ]
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> JsonObject:
+def _completion_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
     """Format log probabilities of a plain completion: parallel lists; the alternatives include the token itself."""
 
     def name(token: int) -> str:
@@ -247,10 +218,10 @@ def _completion_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> Js
         return {name(other): max(logprob, MIN_LOGPROB) for other, logprob in token.top} | own
 
     return {
-        "tokens": [name(entry.token.token) for entry in scored],
-        "token_logprobs": [max(entry.token.logprob, MIN_LOGPROB) for entry in scored],
-        "top_logprobs": [top(entry.token) for entry in scored],
-        "text_offset": [entry.offset for entry in scored],
+        "tokens": [name(token.token) for token, _ in scored],
+        "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token, _ in scored],
+        "top_logprobs": [top(token) for token, _ in scored],
+        "text_offset": [offset for _, offset in scored],
     }
 
 

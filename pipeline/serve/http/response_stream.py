@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -15,9 +16,7 @@ from pipeline.loop import UnfitPromptError
 from pipeline.serve.http.errors import ApiError, busy_error
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.http.openai_requests import ParsedRequest
-from pipeline.serve.messages import BusyError, Chunk, ChunkListener, EncodedPrompt, Engine, Finish, GenerationRequest
-from stages.sampling.grammars import Grammar
-from store.errors import ConfigError
+from pipeline.serve.messages import BusyError, Chunk, EncodedPrompt, Engine, Finish, GenerationRequest
 
 Result = TypeVar("Result")
 ChoiceChunk = tuple[int, Chunk]  # with the index of its choice
@@ -102,41 +101,6 @@ def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]
         raise ApiError(400, str(reason), param=param, code="invalid_prompt") from None
 
 
-def compile_grammar(engine: Engine, parsed: ParsedRequest) -> Grammar | None:
-    """Compile the grammar of a request, if it has one. Raises `ApiError` for one that cannot be used."""
-    try:
-        return engine.compile_grammar(parsed.grammar) if parsed.grammar else None
-    except ConfigError as error:
-        param = "tools" if parsed.tool_use.demanded else "response_format"
-        raise ApiError(400, str(error), param=param, code="invalid_value") from None
-
-
-def make_generation_requests(
-    parsed: ParsedRequest,
-    prompts: Sequence[EncodedPrompt],
-    grammar: Grammar | None,
-    request_id: str,
-    timeout_seconds: float,
-    tenant: str = "",
-) -> list[GenerationRequest]:
-    """Make one generation request per choice: those of the first prompt, then those of the second."""
-    return [
-        GenerationRequest(
-            request_id=request_id,
-            prompt=prompt,
-            sampling=parsed.sampling,
-            grammar=grammar,
-            markers=parsed.tool_use.markers,
-            store=parsed.store,
-            timeout_seconds=timeout_seconds,
-            choice=place * parsed.n + number,
-            tenant=tenant,
-        )
-        for place, prompt in enumerate(prompts)
-        for number in range(parsed.n)
-    ]
-
-
 class ResponseStream:
     """Merges the chunks of all choices of one HTTP request, which arrived at a time of `time.perf_counter`."""
 
@@ -151,7 +115,8 @@ class ResponseStream:
         """Submit all requests or none. Raises `ApiError` when the engine refuses one."""
         try:
             for request in requests:
-                self._cancel_functions[request.choice] = engine.submit(request, self._make_listener(request.choice))
+                listener = partial(self._queue_chunk, request.choice)
+                self._cancel_functions[request.choice] = engine.submit(request, listener)
         except Exception as error:
             self.interrupt()
             self._cancel_functions.clear()
@@ -159,12 +124,9 @@ class ResponseStream:
                 raise busy_error(error) from None
             raise
 
-    def _make_listener(self, choice: int) -> ChunkListener:
-        def queue_chunk(chunk: Chunk) -> None:
-            with suppress(RuntimeError):  # the event loop is closed: nobody waits for it
-                self._loop.call_soon_threadsafe(self._chunks.put_nowait, (choice, chunk))
-
-        return queue_chunk
+    def _queue_chunk(self, choice: int, chunk: Chunk) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits for it
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (choice, chunk))
 
     async def read_chunks(self) -> AsyncIterator[list[ChoiceChunk]]:
         """Yield all chunks that arrived since the last time, at least one, until every choice is finished."""
@@ -204,8 +166,12 @@ class ResponseStream:
 
 async def run_while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     """Await some work and return its result. Raises `ClientDisconnect`, and cancels it, when the client disconnects."""
-    task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -215,8 +181,3 @@ async def run_while_connected(receive: Receive, work: Awaitable[Result]) -> Resu
         task.cancel()
         disconnect.cancel()
         await asyncio.gather(task, disconnect, return_exceptions=True)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -30,7 +30,7 @@ class BoundedConnection(H11Protocol):
     """A connection that is closed when it is idle too long, or when its client stops reading.
 
     Uvicorn alone waits without limit for a first request, for the rest of the headers, and for a reader.
-    `make_connection_class` makes one subclass per server, which holds the limits and the idle connections.
+    `make_server` makes one subclass per server, which holds the limits and the idle connections.
     """
 
     limits: ClassVar[Limits]
@@ -45,7 +45,10 @@ class BoundedConnection(H11Protocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         self._update_idle_timer()
         if len(self.connections) > self.max_connections and self.idle:
-            next(iter(self.idle))._close_idle()
+            longest = next(iter(self.idle))
+            longest._cancel_idle_timer()
+            longest.connections.discard(longest)  # `connection_lost` would do it too late for the next connection
+            longest.transport.abort()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -78,11 +81,6 @@ class BoundedConnection(H11Protocol):
         elif self not in self.idle:
             self.idle[self] = self.loop.call_later(self.limits.idle_seconds, self.transport.abort)
 
-    def _close_idle(self) -> None:
-        self._cancel_idle_timer()
-        self.connections.discard(self)  # `connection_lost` would do it too late for the next connection
-        self.transport.abort()
-
     def _cancel_idle_timer(self) -> None:
         if timer := self.idle.pop(self, None):
             timer.cancel()
@@ -111,12 +109,6 @@ class BoundedConnection(H11Protocol):
             self._start_reader_timer()
         else:
             self.transport.abort()
-
-
-def make_connection_class(limits: Limits) -> type[BoundedConnection]:
-    """Make the class of one server's connections."""
-    attributes = {"limits": limits, "max_connections": max_connections(limits), "idle": {}}
-    return type("Connection", (BoundedConnection,), attributes)
 
 
 class DrainingServer(uvicorn.Server):
@@ -163,9 +155,10 @@ class DrainingServer(uvicorn.Server):
 
 def make_server(app: FastAPI, limits: Limits, failed: Callable[[], bool] = lambda: False) -> DrainingServer:
     """Make a server without starting it; its `run(sockets=[...])` serves until a shutdown, or until it `failed`."""
+    attributes = {"limits": limits, "max_connections": max_connections(limits), "idle": {}}
     config = uvicorn.Config(
         app,
-        http=make_connection_class(limits),
+        http=type("Connection", (BoundedConnection,), attributes),
         ws="none",
         loop="asyncio",
         log_level="warning",
@@ -197,11 +190,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until it `failed`; returns after the running requests or the grace time.
 
-    Args:
-        app: the application from `make_app`.
-        listener: a socket from `listen`; it is closed.
-        has_key: whether requests need a key. Without one, other machines should not reach the server.
-        failed: whether nothing will be served any more.
+    `listener` is a socket from `listen`; it is closed. Without a key, other machines should not reach the server.
     """
     if warning := exposure_warning(listener.getsockname()[0], has_key):
         LOG.warning("warning: %s", warning)

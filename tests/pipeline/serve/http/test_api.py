@@ -286,7 +286,8 @@ def test_the_interface_is_described(served: HttpServer, closed: HttpServer):
         described = server.client()._client.get(f"{server.url}/openapi.json").json()
         page = server.client()._client.get(f"{server.url}/docs")
         assert page.headers["content-type"].startswith("text/html")
-        assert "/openapi.json" in page.text
+        assert all(text in page.text for text in ("/openapi.json", "<code>/v1/chat/completions</code>"))
+        assert "://" not in page.text  # nothing is loaded from elsewhere
     paths, schemas = described["paths"], described["components"]["schemas"]
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics"} <= set(paths)
     for path, kind in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
