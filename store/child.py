@@ -47,16 +47,11 @@ _MESSAGE, _RECORD, _ERROR = "message", "record", "error"
 
 
 class ChildError(Exception):
-    """A child has ended or did not start; the message names its last error.
-
-    Args:
-        reason: the message.
-        error: the exception that the child raised, if that ended it and can be pickled.
-    """
+    """A child has ended or did not start; the message names its last error."""
 
     def __init__(self, reason: str, error: BaseException | None = None) -> None:
         super().__init__(reason)
-        self.error = error
+        self.error = error  # that the child raised, if it ended by one that can be pickled
 
 
 class CallError(Exception):
@@ -69,10 +64,6 @@ class _PlainUnpickler(pickle.Unpickler):
     @override
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise pickle.UnpicklingError(f"a plain message must not name {module_name}.{global_name}")
-
-
-def _load_plain(content: bytes) -> Any:
-    return _PlainUnpickler(io.BytesIO(content)).load()
 
 
 class Child:
@@ -97,7 +88,7 @@ class Child:
         plain: bool = False,
     ) -> None:
         self.name, self._plain = name, plain
-        self._load = _load_plain if plain else pickle.loads
+        self._unpickler = _PlainUnpickler if plain else pickle.Unpickler
         self._sending, self._last_error = threading.Lock(), ("", b"")
         self._connection, theirs = Pipe()
         environment = {key: value for key, value in os.environ.items() if variables is None or key in variables}
@@ -146,7 +137,7 @@ class Child:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         try:
             while self._connection.poll(None if seconds is None else max(0.0, deadline - time.monotonic())):
-                kind, value = self._load(self._connection.recv_bytes())
+                kind, value = self._unpickler(io.BytesIO(self._connection.recv_bytes())).load()
                 if kind == _MESSAGE:
                     return value
                 if kind == _RECORD:
@@ -154,7 +145,7 @@ class Child:
                 else:
                     self._last_error = value
         except (EOFError, OSError):
-            raise self._read_end() from None
+            raise self._describe_end() from None
         except Exception as error:
             raise ChildError(f"the process '{self.name}' sent what cannot be read: {error!r}") from error
         raise TimeoutError(f"the process '{self.name}' must answer within {seconds:g} s")
@@ -170,7 +161,7 @@ class Child:
         with self._sending:
             self._connection.close()
 
-    def _read_end(self) -> ChildError:
+    def _describe_end(self) -> ChildError:
         try:
             status = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:  # one of its own children holds the connection
@@ -221,8 +212,8 @@ class ChildCalls:
             CallError: the function raised an error.
         """
         with self._lock:
-            child = self._connect()
             try:
+                child = self._connect()
                 with suppress(ChildError):  # `receive` names the error
                     child.send((request, seconds))
                 failure, answer = child.receive(seconds)
@@ -253,11 +244,8 @@ class ChildCalls:
         self._child = Child(_answer_calls, *self._arguments, **self._options)
         try:
             self._child.receive(START_SECONDS)
-        except BaseException as error:
-            self._end()
-            if isinstance(error, TimeoutError):
-                raise ChildError(f"the process '{self._options['name']}' must start in {START_SECONDS:g} s") from None
-            raise
+        except TimeoutError:
+            raise ChildError(f"the process '{self._options['name']}' must start in {START_SECONDS:g} s") from None
         return self._child
 
     def _end(self) -> None:
@@ -267,13 +255,8 @@ class ChildCalls:
 
 
 class RestartBudget:
-    """Decides whether and when a child that ended is started again.
-
-    Args:
-        most: restarts within `window` seconds.
-        window: in seconds.
-        first_delay: seconds before the first restart; doubled with each one within the window.
-        now: a monotonic clock, in seconds.
+    """Decides whether and when a child that ended is started again: at most so often within `window` seconds, and
+    after a delay in seconds that doubles with each restart within them.
     """
 
     def __init__(
@@ -382,9 +365,11 @@ class Parent:
     def __init__(self, connection: Connection) -> None:
         self._connection, self._sending = connection, threading.Lock()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, kind: str = _MESSAGE) -> None:
         """Send a message; blocks while the pipe is full."""
-        self._send(_MESSAGE, message)
+        content = pickle.dumps((kind, message))
+        with self._sending:
+            self._connection.send_bytes(content)
 
     def poll(self, seconds: float) -> bool:
         """Whether a message arrives within some seconds."""
@@ -393,21 +378,6 @@ class Parent:
     def receive(self) -> Any:
         """Wait for a message and return it."""
         return pickle.loads(self._connection.recv_bytes())
-
-    def _send(self, kind: str, value: Any) -> None:
-        content = pickle.dumps((kind, value))
-        with self._sending:
-            self._connection.send_bytes(content)
-
-    def send_record(self, record: logging.LogRecord) -> None:
-        """Send a log record; what is neither a number nor a text is sent as text."""
-        plain = (int, float, str, type(None))
-        values = {key: value if isinstance(value, plain) else str(value) for key, value in vars(record).items()}
-        self._send(_RECORD, values)
-
-    def send_error(self, error: BaseException) -> None:
-        """Send the error that ends this process."""
-        self._send(_ERROR, (repr(error), pickle.dumps(make_picklable(error))))
 
 
 def make_picklable(error: BaseException) -> BaseException:
@@ -424,11 +394,20 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the other process, which then ends this one
     connection, level, niceness = Connection(int(sys.argv[1])), int(sys.argv[3]), int(sys.argv[4])
-    threading.Thread(target=_exit_with_parent, args=(connection.fileno(),), daemon=True).start()
+    ended = select.poll()
+    ended.register(connection.fileno(), 0)  # the end is always reported
+    # Exits as soon as the other end of the connection is closed, also during work.
+    threading.Thread(target=lambda: (ended.poll(), os._exit(1)), daemon=True).start()
     with suppress(OSError):
         os.nice(niceness)
     parent, status = Parent(connection), 0
-    forward_records(parent.send_record, level)
+
+    def send_record(record: logging.LogRecord) -> None:
+        plain = (int, float, str, type(None))
+        values = {key: value if isinstance(value, plain) else str(value) for key, value in vars(record).items()}
+        parent.send(values, _RECORD)
+
+    forward_records(send_record, level)
     logging.captureWarnings(True)
     warned = logging.getLogger("py.warnings")
     warned.handlers, warned.propagate = PROJECT.handlers, False
@@ -440,23 +419,14 @@ def main() -> None:
         if not isinstance(error, OmnidraftError | EOFError):
             LOG.error("an error ended the process '%s'", sys.argv[2], exc_info=error)
         with suppress(OSError):  # the other process has ended
-            parent.send_error(error)
+            parent.send((repr(error), pickle.dumps(make_picklable(error))), _ERROR)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)  # threads of libraries may still run
 
 
-def _exit_with_parent(descriptor: int) -> None:
-    """Exit as soon as the other end of the connection is closed, also during work."""
-    ended = select.poll()
-    ended.register(descriptor, 0)  # the end is always reported
-    ended.poll()
-    os._exit(1)
-
-
 def _answer_calls(parent: Parent, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    """Answer calls; what `ChildCalls` runs in the child."""
     answer = make(*args)
     parent.send(None)
     while True:
