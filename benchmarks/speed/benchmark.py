@@ -38,7 +38,7 @@ from benchmarks.speed.report import Memory, SpeedReport
 from benchmarks.speed.results import ArmResults, differing, summarize_rounds
 from benchmarks.speed.roofline import SWEEPS, CostMeter, Costs
 from benchmarks.speed.transformers_baselines import surprisal
-from pipeline.assembly.admission import describe_chat, prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.assembly.stages import NODES
 from pipeline.config.settings import Config
@@ -74,10 +74,10 @@ def choose_prompts(
         most: tokens that every prompt leaves space for two longest completions in.
 
     Raises:
-        ConfigError: as `prompt_encoder`.
+        ConfigError: as `Admission`.
         SourceError: the sources have fewer such prompts.
     """
-    encode = prompt_encoder(config, models)
+    encode = Admission(config, models).encode
 
     def fits(event: PromptReceived | PromptRejected) -> bool:
         if isinstance(event, PromptRejected):
@@ -175,7 +175,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
         if complete < plan.rounds:
             _close_interrupted(open_arms)
-        chat = describe_chat(config, workshop.models)
+        chat = Admission(config, workshop.models).describe()
     return SpeedReport(
         machine=machine,
         settings=settings_of(config, plan),
@@ -244,7 +244,7 @@ def _run_sweeps(meter: CostMeter, number: int, rounds: int) -> None:
 
 def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) -> CostMeter:
     """A meter for rows with a prompt of mean length and half of a longest completion."""
-    encode = prompt_encoder(config, models)
+    encode = Admission(config, models).encode
     pairs = [encode(prompt) for prompt in prompts]
     encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
     context = len(encoded[0]) + config.sampling.max_new_tokens // 2

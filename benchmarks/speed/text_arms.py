@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from benchmarks.speed.arms import Arm, chunks
 from benchmarks.speed.transformers_baselines import ContinuousBatching, Request
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
 from pipeline.run.rounds import Round
@@ -32,7 +32,7 @@ class PromptWords:
     """
 
     def __init__(self, config: Config, models: Models) -> None:
-        self._encode = prompt_encoder(config, models)
+        self._encode = Admission(config, models).encode
         self.decode = models.target_vocabulary.decode
 
     def encode(self, prompt: PromptReceived) -> list[int]:

@@ -1,7 +1,7 @@
-"""From a configuration to a pipeline that runs: the only family of files that constructs stages.
+"""From a configuration to a pipeline that runs: the only folder that constructs stages.
 
-`build_models` loads, `build_stages` and `build_cache` make one target's stages, `build_learning` what learns,
-`build_learner` what follows a completed prompt; here they become runners of one loop.
+`models.py` loads, `admission.py` makes sequences of prompts, `stages.py` makes one target's stages, `training.py` what
+learns, `learner.py` what follows a completed prompt; here they become runners of one loop.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from pipeline.assembly.admission import describe_chat, make_admission
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.learner import VersionSink, make_learner
 from pipeline.assembly.models import Models
 from pipeline.assembly.probe import make_probe
@@ -29,20 +29,24 @@ LOG = logging.getLogger("omnidraft.models")
 
 def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, level: int = logging.DEBUG) -> Loop:
     """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
-    for models in targets:
-        if line := describe_chat(config, models):
+    router, admissions = TargetRouter.from_config(config), [Admission(config, models) for models in targets]
+    drafting, by_vocabulary = list[Drafting](), dict[str, Drafting]()
+    for models, admission in zip(targets, admissions, strict=True):
+        if line := admission.describe():
             LOG.log(level, "%s", line, extra={"target": models.name})
-    router = TargetRouter.from_config(config)
-    drafting = _drafting(config, targets, router)
+        # A target that is swapped in shares the n-grams of one with the same vocabulary.
+        shared_with = None if models.name in router.first else by_vocabulary.get(models.pair.digest)
+        drafting.append(make_drafting(config, models, shared_with, preamble=admission.find_preamble()))
+        by_vocabulary.setdefault(models.pair.digest, drafting[-1])
     distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.draft.costs, targets))
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
-    for models, stages, distill in zip(targets, drafting, distills, strict=True):
+    for models, admission, stages, distill in zip(targets, admissions, drafting, distills, strict=True):
         probe = make_probe(config, models, stages.seconds) if config.publish.enabled else ProbeResult
         sink = VersionSink(run_folder, numbers, probe)
         runners[models.name] = TargetRunner(
             models.name,
             Stages(stages.decode, stages.translate, stages.verify),
-            make_admission(config, models),
+            admission.admit,
             make_recorder(models, text=config.log.text),
             make_learner(config, models, stages.head, stages.cache, distill, sink, stages.decode.memory),
             clock,
@@ -54,14 +58,3 @@ def make_recorder(models: Models, *, text: bool) -> Recorder:
     """Makes events of one target, with text or without."""
     vocabulary = models.target_vocabulary
     return Recorder(models.name, vocabulary.bytes_of, vocabulary.decode, text=text)
-
-
-def _drafting(config: Config, targets: Sequence[Models], router: TargetRouter) -> list[Drafting]:
-    """Make the stages of every target. One that is swapped in shares the n-grams of one with the same vocabulary."""
-    made: list[Drafting] = []
-    by_vocabulary: dict[str, Drafting] = {}
-    for models in targets:
-        shared_with = None if models.name in router.first else by_vocabulary.get(models.pair.digest)
-        made.append(make_drafting(config, models, shared_with))
-        by_vocabulary.setdefault(models.pair.digest, made[-1])
-    return made

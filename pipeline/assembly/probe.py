@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from pipeline.assembly.admission import make_admission
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import Drafting, draftable, make_drafting
 from pipeline.config.settings import Config
@@ -173,7 +173,7 @@ def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
     plain = config.with_overrides(_PLAIN)
     own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
     teacher = TrieTeacher(models.pair, KEPT, models.drafter.device, temperature=1.0)
-    stages, prepare = make_drafting(plain, own, teacher=teacher), make_admission(plain, own)
+    stages, prepare = make_drafting(plain, own, teacher=teacher), Admission(plain, own).admit
     rows = []
     for prompt in prompts():
         try:

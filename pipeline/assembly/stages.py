@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeline.assembly.admission import Ids, find_preamble
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.costs import describe, make_costs
 from pipeline.assembly.models import DrafterModels, Models
@@ -32,6 +31,7 @@ from stages.sampling.params import SamplingParams
 from stages.translate import Translate
 from stages.verification.rules import MODES
 from stages.verify import Verify
+from stages.vocabulary.chat import Ids
 from stages.vocabulary.pair import Pair
 from store.events import Action
 
@@ -80,6 +80,7 @@ def make_drafting(
     models: Models,
     shared_with: Drafting | None = None,
     *,
+    preamble: Ids = ([], []),
     teacher: TrieTeacher | None = None,
     live: bool = False,
 ) -> Drafting:
@@ -89,6 +90,7 @@ def make_drafting(
         config: all settings.
         models: one target with the drafter.
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
+        preamble: ids of the target and of the drafter with which prompts begin.
         teacher: selects soft targets; by default as configured, if anything learns.
         live: whether the prompts are requests, which are never decoded again.
     """
@@ -123,7 +125,6 @@ def make_drafting(
     decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
     if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
         decode.alternatives = translate.alternatives = AlternativeGrowth(costs, draft.width - 1)
-    preamble = ([], []) if live else find_preamble(config, models)
     decode.reader, verify.reader = _make_readers(
         config.prompts, models, preamble, live=live, batch_invariant=config.batch_invariant
     )

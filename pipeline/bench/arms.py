@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
 from pipeline.config.settings import Config
 from pipeline.loop import Loop
@@ -80,7 +80,7 @@ class GenerateArm(Arm):
 
     def __init__(self, target: Any, config: Config, models: Models) -> None:
         self._target, self._config, self._models = target, config, models
-        self._encode = prompt_encoder(config, models)
+        self._encode = Admission(config, models).encode
 
     @override
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:

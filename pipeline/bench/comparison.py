@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.assembly.admission import describe_chat, make_admission
+from pipeline.assembly.admission import Admission
 from pipeline.bench.arms import Arm, BenchArm, make_arms
 from pipeline.config.settings import Config
 from pipeline.loop import UnfitPromptError
@@ -116,13 +116,13 @@ def compare_arms(config: Config, rounds: int, limit: int, report: Callable[[str]
     report("loading the models")
     with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         arms = make_arms(config, Path(scratch), report)
-        admit = make_admission(config, arms.models)
-        warm_up, timed, rejected = choose_prompts(stream(sources), admit, config.batch, limit)
+        admission = Admission(config, arms.models)
+        warm_up, timed, rejected = choose_prompts(stream(sources), admission.admit, config.batch, limit)
         for name, arm in arms.by_name.items():
             report(f"warming up: {name}")
             arm.complete(warm_up)
         found = run_rounds(arms.by_name, split(timed, rounds), report)
-        machine, chat = machine_of(arms.models), describe_chat(config, arms.models)
+        machine, chat = machine_of(arms.models), admission.describe()
         arms.close()
     return ArmComparison(
         arms=summarize(found, greedy=config.sampling.temperature == 0),

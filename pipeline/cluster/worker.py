@@ -16,9 +16,9 @@ from time import perf_counter
 
 from typing_extensions import override
 
-from pipeline.assembly.admission import make_admission
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.loop import make_recorder
-from pipeline.assembly.models import Models, fingerprints, load_models
+from pipeline.assembly.models import fingerprints, load_models
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import piece_cost
@@ -147,12 +147,27 @@ class DecodeWorker:
         self._exit.enter_context(self._run.open())
         (self._models,) = load_models(config, self._setup.uri, self._folder / ".fetched")
         model_fingerprints = fingerprints(self._models)
-        drafting = make_drafting(config, self._models)
+        admission = Admission(config, self._models)
+        drafting = make_drafting(config, self._models, preamble=admission.find_preamble())
         self._memory = drafting.decode.memory
         self._memory.start_sharing()
-        self._loop = _build_worker_loop(config, self._models, drafting, self._connection, self._setup.began)
+        self._loop = self._build_loop(config, admission, drafting)
         self._run.commit_by(config, lambda: None, self._on_event)
         return model_fingerprints
+
+    def _build_loop(self, config: Config, admission: Admission, drafting: Drafting) -> Loop:
+        """Build a loop as `build_loop` does, with a remote learner."""
+        models, clock = self._models, Clock(perf_counter)
+        clock.resume(time.time() - self._setup.began)
+        runner = TargetRunner(
+            models.name,
+            Stages(drafting.decode, drafting.translate, drafting.verify),
+            admission.admit,
+            make_recorder(models, text=config.log.text),
+            RemoteLearner(self._connection, models.drafter, drafting.head),
+            clock,
+        )
+        return Loop({models.name: runner}, TargetRouter.from_config(config), config.batch, clock)
 
     def describe_target(self) -> TargetInfo:
         """Describe the target for the learner. Called before the first work item."""
@@ -229,23 +244,6 @@ class DecodeWorker:
         refused, self._refused = self._refused, []
         lists = tuple(completed), tuple(committed), tuple(refused)
         return WorkerReport(*lists, self._records.drain(), self._memory.take_share())
-
-
-def _build_worker_loop(
-    config: Config, models: Models, drafting: Drafting, connection: WorkItemConnection, began: float
-) -> Loop:
-    """Build a loop as `build_loop` does, with a remote learner."""
-    clock = Clock(perf_counter)
-    clock.resume(time.time() - began)
-    runner = TargetRunner(
-        models.name,
-        Stages(drafting.decode, drafting.translate, drafting.verify),
-        make_admission(config, models),
-        make_recorder(models, text=config.log.text),
-        RemoteLearner(connection, models.drafter, drafting.head),
-        clock,
-    )
-    return Loop({models.name: runner}, TargetRouter.from_config(config), config.batch, clock)
 
 
 def _strip_texts(prompt: PromptCompleted) -> PromptCompleted:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import load_models, registry_uri
 from pipeline.config.settings import load
 from store.errors import RunError
@@ -42,7 +42,7 @@ def read_logged_text(run_folder: Path, offset: int) -> LoggedText:
         )
     config = load(run_folder / "config.json")
     models = next(one for one in load_models(config, registry_uri(config), run_folder) if one.name == row["target"])
-    tokens, _ = prompt_encoder(config, models)(
+    tokens, _ = Admission(config, models).encode(
         PromptReceived(offset, row["prompt_id"], row["dataset"], 1, row["prompt_text"])
     )
     return LoggedText(row["target"], [*tokens, *(one["emitted_id"] for one in emitted.to_pylist())], len(tokens))

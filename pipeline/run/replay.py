@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.assembly.admission import find_fault, make_admission
+from pipeline.assembly.admission import Admission, find_fault
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import fingerprints, load_models, pin_version
 from pipeline.config.settings import Config
@@ -73,7 +73,7 @@ class Replay:
             # A run without any prompt is refused before a model is loaded and before anything is written.
             events = events if resume else require_prompt(events)
             self._models = load_models(self.config, self._uri, run_folder.parent / ".fetched", self._measurements)
-            admissions = [make_admission(self.config, models) for models in self._models]
+            admissions = [Admission(self.config, models) for models in self._models]
             self._events = events if resume else require_prompt(events, lambda prompt: find_fault(prompt, admissions))
             self._fingerprints = tuple((one.name, *fingerprints(one)) for one in self._models)
 

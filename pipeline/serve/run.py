@@ -10,7 +10,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from pipeline.assembly.admission import chat_template
+from pipeline.assembly.admission import read_chat_template
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.loop import make_recorder
 from pipeline.assembly.models import Models, fingerprints, load_models, pin_version
@@ -195,7 +195,7 @@ def make_conversation(settings: SourceSettings, models: Models) -> Conversation:
             vocabulary.name,
         )
         return PlainConversation(vocabulary, models.drafter_vocabulary)
-    return ChatEncoder(vocabulary, models.drafter_vocabulary, models.pair, chat_template(settings))
+    return ChatEncoder(vocabulary, models.drafter_vocabulary, models.pair, read_chat_template(settings))
 
 
 def derive_serving_config(config: Config) -> Config:

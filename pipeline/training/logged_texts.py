@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
 from stages.learn.examples.teacher_forcing import CompletedText
@@ -121,7 +121,7 @@ class TextEncoder:
     def _make_encoder(self, texts: RunTexts, config: Config) -> Callable[[PromptReceived], tuple[list[int], list[int]]]:
         chat = {"source.chat": False} if texts.served else {}
         own = config.with_overrides({"targets": (self._models.name,), "swaps": (), **chat})
-        return prompt_encoder(own, self._models)
+        return Admission(own, self._models).encode
 
     def _encode_completion(self, completion: LoggedCompletion) -> tuple[int, ...]:
         tokens = self._models.target_vocabulary.encode_text(completion.completion, first=False)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.config.settings import Config
 from pipeline.run.rounds import first_difference
@@ -216,7 +216,7 @@ def _require_equal(
     place = first_difference(one, other)
     tie = ""
     if place is not None:
-        tokens, _ = prompt_encoder(config, arm.models)(prompt)
+        tokens, _ = Admission(config, arm.models).encode(prompt)
         text = [*tokens, *one[:place]]
         margin = abs(logit_difference(arm.models.target.model, text, one[place], other[place]))
         tie = f"; there the target's logits of the two tokens are {margin:.2g} apart, and about 0 is a tie of rounding"

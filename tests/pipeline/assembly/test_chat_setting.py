@@ -10,7 +10,7 @@ import pytest
 from replaying import config_of, run_replay, table_of
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.assembly.admission import describe_chat, prompt_encoder
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config, load
 from stages.engine.models.huggingface import load_tokenizer
@@ -46,7 +46,7 @@ def config_with(*sources: str, **source: Any) -> Config:
 
 def read(config: Config, models: Models, dataset: str) -> str:
     """The text that the target reads, without its begin token."""
-    tokens, pieces = prompt_encoder(config, models)(prompt_of(dataset))
+    tokens, pieces = Admission(config, models).encode(prompt_of(dataset))
     vocabulary = models.target_vocabulary
     begin = vocabulary.encode("")
     tokens = tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens
@@ -76,10 +76,9 @@ def test_prompts_are_chat_prompts_but_for_texts_to_continue(
 
 def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Path):
     assert read(config_with(QUESTIONS), models, "questions") == PLAIN
-    assert describe_chat(config_with(QUESTIONS), models) is None
+    assert Admission(config_with(QUESTIONS), models).describe() is None
     with pytest.raises(ConfigError, match=r"must have a chat template, but has none.*source\.chat_template=FILE"):
-        prompt_encoder(config_with(QUESTIONS, chat=True), models)
-    assert describe_chat(config_with(QUESTIONS, chat=True), models) is None
+        Admission(config_with(QUESTIONS, chat=True), models)
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     assert read(config_with(QUESTIONS, chat_template=tmp_path / "chat.jinja"), models, "questions") == CHAT
 

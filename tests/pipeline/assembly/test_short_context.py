@@ -10,7 +10,7 @@ import pytest
 from replaying import config_of, run_replay, table_of
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.assembly.admission import make_admission
+from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_models
 from store.events import PromptReceived
 
@@ -38,12 +38,12 @@ def prompt_of(text: str) -> PromptReceived:
 
 
 def test_the_target_reads_all_and_the_drafter_the_end(models: Models, pair: TinyPair):
-    row = make_admission(config_of(pair), models)(prompt_of(LONG))
+    row = Admission(config_of(pair), models).admit(prompt_of(LONG))
     assert row.tokens == models.target_vocabulary.encode(LONG)
     pieces = models.drafter_vocabulary.encode(LONG)
     assert CONTEXT // 4 < len(row.pieces) <= CONTEXT // 2
     assert row.pieces == pieces[-len(row.pieces) :]
-    short = make_admission(config_of(pair), models)(prompt_of("Ann has"))
+    short = Admission(config_of(pair), models).admit(prompt_of("Ann has"))
     assert short.pieces == models.drafter_vocabulary.encode("Ann has"), "BOS included"
 
 
