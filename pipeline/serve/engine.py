@@ -5,12 +5,13 @@ One thread runs it. Between two blocks it ends cancelled and overdue requests, a
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from typing_extensions import override
 
+from pipeline.assembly.models import Models
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.loop import Loop, TargetRunner, UnfitPromptError
 from pipeline.run.committer import Committer
@@ -28,8 +29,7 @@ from pipeline.serve.request_queue import RequestQueue
 from stages.engine.models.devices import set_threads
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
-from stages.vocabulary.chat import Conversation, Ids
-from stages.vocabulary.tokenizer_view import Vocabulary
+from stages.vocabulary.chat import Conversation
 from store.errors import ConfigError
 
 LOG = logging.getLogger("omnidraft.serve")
@@ -37,86 +37,71 @@ LOG = logging.getLogger("omnidraft.serve")
 IDLE_SECONDS = 0.5  # between two checks while there are no requests
 
 
-class RequestEncoder:
-    """Tokenises the texts and conversations of requests. May be called from any thread.
+class RequestEncoder(Engine):
+    """The half of an engine that tokenises texts and conversations. May be called from any thread."""
 
-    Args:
-        encode: returns the target ids and the drafter pieces of a text.
-        min_length: returns the fewest target ids of a text with so many characters.
-        conversation: returns the target ids and the drafter pieces of messages.
-        vocabulary: of the target.
-        max_length: of a prompt, in target tokens.
-        clip: returns those of a prompt's pieces that the drafter reads.
-        eos_ids: the target's ends of sequence.
-    """
+    def __init__(self, models: Models, conversation: Conversation) -> None:
+        self._models, self._conversation, self._vocabulary = models, conversation, models.target_vocabulary
+        self._max_length = models.target.max_length - 1  # of a prompt, in target tokens
+        self._names = {token: name for name, token in self._vocabulary.specials.items()}
 
-    def __init__(
-        self,
-        encode: Callable[[str], Ids],
-        min_length: Callable[[int], int],
-        conversation: Conversation,
-        vocabulary: Vocabulary,
-        max_length: int,
-        clip: Callable[[list[int]], list[int]],
-        eos_ids: Collection[int] = (),
-    ) -> None:
-        self._encode, self._min_length, self._conversation = encode, min_length, conversation
-        self.vocabulary, self.max_length, self._clip = vocabulary, max_length, clip
-        self._names = {token: name for name, token in vocabulary.specials.items()}
-        self._eos_ids = eos_ids
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return self._vocabulary.size
 
+    @override
     def encode(self, text: str) -> EncodedPrompt:
-        """Tokenise a plain prompt; as `Engine.encode`."""
         self._check_characters(len(text))
-        return self._check_length(text, *self._encode(text))
+        return self._check_length(text, self._vocabulary.encode(text), self._models.drafter_vocabulary.encode(text))
 
+    @override
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> EncodedPrompt:
-        """Tokenise a conversation; as `Engine.encode_chat`."""
         try:
             tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters, tools)
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
-        return self._check_length(self.vocabulary.decode(tokens), tokens, pieces)
+        return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:
-        return GrammarCompiler(self.vocabulary.token_bytes, self.vocabulary.spell, self._eos_ids)
+        return GrammarCompiler(self._vocabulary.token_bytes, self._vocabulary.spell, self._models.eos_ids)
 
+    @override
     def compile_grammar(self, source: GrammarSource) -> Grammar:
-        """Compile a grammar; as `Engine.compile_grammar`."""
         return self._grammars.compile(source)
 
+    @override
     def decode_token(self, token: int) -> bytes:
-        """Return the bytes of a target token; of a special token its name."""
-        return self.vocabulary.bytes_of(token) or self._names.get(token, "").encode()
+        return self._vocabulary.bytes_of(token) or self._names.get(token, "").encode()
 
     def _check_characters(self, characters: int) -> None:
         """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""
-        fewest = self._min_length(characters)
-        if fewest > self.max_length:
-            raise UnfitPromptError(
-                f"a prompt must have 1 to {self.max_length} of the target's tokens, got {fewest} or more"
-            )
+        fewest = self._vocabulary.fewest_tokens(characters)
+        if fewest > self._max_length:
+            raise self._length_error(f"{fewest} or more")
 
     def _check_length(self, text: str, tokens: list[int], pieces: list[int]) -> EncodedPrompt:
-        if not 0 < len(tokens) <= self.max_length:
-            raise UnfitPromptError(
-                f"a prompt must have 1 to {self.max_length} of the target's tokens, got {len(tokens)}"
-            )
+        if not 0 < len(tokens) <= self._max_length:
+            raise self._length_error(f"{len(tokens)}")
         if not pieces:
             raise UnfitPromptError("a prompt must have a token of the drafter, got none")
-        return EncodedPrompt(text, tuple(tokens), tuple(self._clip(pieces)))
+        return EncodedPrompt(text, tuple(tokens), tuple(self._models.clip_prompt(pieces)))
+
+    def _length_error(self, got: str) -> UnfitPromptError:
+        return UnfitPromptError(f"a prompt must have 1 to {self._max_length} of the target's tokens, got {got}")
 
 
-class LiveEngine(Engine):
+class LiveEngine(RequestEncoder):
     """An engine that runs the loop of one target on a thread of its own.
 
     Args:
+        models: of the target.
+        conversation: encodes conversations.
         queue: holds the requests; the runner gets its sequences from it and passes verdicts to it.
         loop, runner: the loop and its only runner.
-        encoder: tokenises requests.
         events: writes the events to the log.
         committer: commits the log.
         learner: for the status; None where nothing learns.
@@ -126,17 +111,19 @@ class LiveEngine(Engine):
 
     def __init__(
         self,
+        models: Models,
+        conversation: Conversation,
         queue: RequestQueue,
         loop: Loop,
         runner: TargetRunner,
-        encoder: RequestEncoder,
         events: EventSink,
         committer: Committer,
         learner: LearnerProcess | None,
         threads: int,
         reader: PromptReader | None = None,
     ) -> None:
-        self._queue, self._loop, self._runner, self._encoder = queue, loop, runner, encoder
+        super().__init__(models, conversation)
+        self._queue, self._loop, self._runner = queue, loop, runner
         self._events, self._committer, self._learner = events, committer, learner
         self._threads, self._reader = threads, reader
         self.failure: BaseException | None = None
@@ -146,29 +133,6 @@ class LiveEngine(Engine):
         """Start the engine's thread, which accepts requests."""
         self._thread.start()
 
-    @property
-    @override
-    def vocabulary_size(self) -> int:
-        return self._encoder.vocabulary.size
-
-    @override
-    def encode(self, text: str) -> EncodedPrompt:
-        return self._encoder.encode(text)
-
-    @override
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> EncodedPrompt:
-        return self._encoder.encode_chat(messages, tools)
-
-    @override
-    def compile_grammar(self, source: GrammarSource) -> Grammar:
-        return self._encoder.compile_grammar(source)
-
-    @override
-    def decode_token(self, token: int) -> bytes:
-        return self._encoder.decode_token(token)
-
     @override
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
         return self._queue.submit(request, listener)
@@ -177,7 +141,7 @@ class LiveEngine(Engine):
     def read_status(self) -> EngineStatus:
         learner, served, reader = self._learner, self._runner.learner, self._reader
         return EngineStatus(
-            model=self._encoder.vocabulary.name,
+            model=self._vocabulary.name,
             ready=self._thread.is_alive() and not self._queue.closed,
             running=self._queue.running,
             waiting=self._queue.waiting,
@@ -187,7 +151,7 @@ class LiveEngine(Engine):
             learner_lag=learner.lag if learner else 0,
             learner_dropped=learner.dropped if learner else 0,
             learner_alive=learner.alive if learner else None,
-            max_length=self._encoder.max_length + 1,
+            max_length=self._max_length + 1,
             prefixes=reader.counts if reader else NO_PREFIXES,
             prefix_bytes=reader.cache.bytes if reader and reader.cache else 0,
             learner_restarts=learner.restarts if learner else 0,

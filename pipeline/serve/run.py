@@ -4,7 +4,6 @@ import gc
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -29,7 +28,7 @@ from pipeline.loop import Loop, TargetRunner
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
-from pipeline.serve.engine import LiveEngine, RequestEncoder
+from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import GRACE_SECONDS
 from pipeline.serve.request_queue import DATASET, RequestQueue
 from pipeline.stage_set import Stages
@@ -37,7 +36,7 @@ from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.devices import count_threads
 from stages.learn.training.weight_update import apply_weights
-from stages.vocabulary.chat import ChatEncoder, Conversation, Ids, PlainConversation
+from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
 from store.errors import RunError, UsageError
 from store.events import Event
 from store.log.manifest import RunKind
@@ -50,136 +49,6 @@ LOG = logging.getLogger("omnidraft.serve")
 CPU_SHARE = 0.2  # of one core is the learner's, so that it never competes with requests
 LEARNER_SECONDS = 60.0  # for the learner's last commit during a shutdown
 CRASH_SECONDS = 2.0  # the same after an error, when clients wait for the restart
-
-
-def start_learner(
-    config: Config,
-    models: Models,
-    run: RunContext,
-    uri: str,
-    checkpoint: LearnerCheckpoint | None,
-    on_event: Callable[[Event], None],
-) -> LearnerProcess | None:
-    """Start the learner process, which resumes from its checkpoint. Returns None if nothing learns."""
-    if not config.learn.enabled:
-        return None
-    learner_config = LearnerConfig(
-        config,
-        run.folder,
-        uri,
-        ((DATASET, "omnidraft serve"),),
-        piece_cost(config.draft.costs, [models]),
-        tuple(examples_of(config, models)) if config.publish.enabled else (),
-        uri_of(Path(run.name)),
-    )
-    return LearnerProcess(learner_config, CPU_SHARE, on_event, checkpoint.published if checkpoint else None)
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Last commits of an earlier server of the same run and of its learner."""
-
-    state: State | None  # of the server; None if it had committed nothing
-    learner: LearnerCheckpoint | None  # checkpoint of the learner; None if nothing had learned
-
-
-def build_engine(
-    config: Config,
-    models: Models,
-    run: RunContext,
-    resume_point: ResumePoint,
-    model_fingerprints: tuple[str, str, str],
-    learner: LearnerProcess | None,
-    on_event: Callable[[Event], None],
-) -> LiveEngine:
-    """Build the engine without starting it.
-
-    Args:
-        config: all settings; those of sampling are the defaults of requests.
-        models: the target and the drafter.
-        run: the opened run.
-        resume_point: last commits of an earlier server.
-        model_fingerprints: of the loaded models.
-        learner: the learner process; None if nothing learns.
-        on_event: called with every event, on any thread.
-    """
-    drafting = make_drafting(config, models, live=True)
-    queue = _make_queue(config, models, learner, resume_point)
-    runner = TargetRunner(
-        models.name,
-        Stages(drafting.decode, drafting.translate, drafting.verify),
-        queue.prepare_sequence,
-        make_recorder(models, text=config.log.text),
-        _make_learner(config, models, drafting.head, learner, resume_point),
-        clock := Clock(perf_counter),
-        queue.on_verdicts,
-    )
-    loop = Loop({models.name: runner}, lambda offset: models.name, config.batch, clock)
-    if resume_point.state:
-        load_state(loop, resume_point.state["loop"])
-        for prompt in () if learner else completed_prompts(run.folder):
-            runner.learner.replay_history(prompt)
-
-    def save() -> State:
-        return {"loop": loop.state_dict(rows=False), "offset": queue.next_offset, "models": model_fingerprints}
-
-    run.commit_by(config, save, on_event)
-    encoder = _make_encoder(config, models)
-    reader = drafting.verify.reader
-    return LiveEngine(queue, loop, runner, encoder, run.events, run.committer, learner, count_threads(), reader)
-
-
-def _make_encoder(config: Config, models: Models) -> RequestEncoder:
-    def encode(text: str) -> Ids:
-        return models.target_vocabulary.encode(text), models.drafter_vocabulary.encode(text)
-
-    min_length = models.target_vocabulary.fewest_tokens
-    min_length(0)  # reads the vocabulary once, before a client waits for it
-    return RequestEncoder(
-        encode,
-        min_length,
-        make_conversation(config.source, models),
-        models.target_vocabulary,
-        models.target.max_length - 1,
-        models.clip_prompt,
-        models.eos_ids,
-    )
-
-
-def _make_queue(
-    config: Config, models: Models, learner: LearnerProcess | None, resume_point: ResumePoint
-) -> RequestQueue:
-    learner_accepts_examples = (lambda: learner.accepts_examples) if learner else (lambda: False)
-    # After a crash of the server the learner may have committed prompts that the server had not.
-    server_offset = resume_point.state["offset"] if resume_point.state else 0
-    learner_offset = resume_point.learner.next_offset if resume_point.learner else 0
-    return RequestQueue(
-        models.target_vocabulary,
-        models.target.max_length,
-        config.serve.waiting,
-        config.seed,
-        max(server_offset, learner_offset),
-        log_text=config.log.text,
-        learner_accepts_examples=learner_accepts_examples,
-    )
-
-
-def _make_learner(
-    config: Config, models: Models, head: AcceptanceHead, learner: LearnerProcess | None, resume_point: ResumePoint
-) -> Learner:
-    """Make the loop's side of the learner.
-
-    The weights of the learner's checkpoint are put into service if this server learns live or the earlier one did.
-    """
-    checkpoint, versions, before = resume_point.learner, (0, 0), (0, 0)
-    if resume_point.state:
-        before = resume_point.state["loop"]["runners"][models.name]["learner"]["versions"]
-    if checkpoint and (config.serve.learn == "live" or any(before)):
-        apply_weights(checkpoint.weights, models.drafter, head)
-        versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version
-    if learner:
-        return RemoteLearner(learner, models.drafter, head, *versions, adopts=config.serve.learn == "live")
-    return NoLearner(make_drift_monitor(config), *versions)
 
 
 def make_conversation(settings: SourceSettings, models: Models) -> Conversation:
@@ -256,23 +125,87 @@ class ServerRun:
         with ExitStack() as undo:
             undo.enter_context(self._run.open(self._settings))
             write_pair_reports(self._run.folder / VOCABULARY, describe_pairs([self.models]))
-            resume_point = ResumePoint(self._state, read_learner_checkpoint(self._run.folder))
-            self._learner = start_learner(
-                self.config, self.models, self._run, self._uri, resume_point.learner, self._on_event
-            )
+            learned = read_learner_checkpoint(self._run.folder)
+            self._learner = self._start_learner(learned) if self.config.learn.enabled else None
             if self._learner:
                 undo.callback(self._learner.close, 0.0)
-            self.engine: LiveEngine = build_engine(
-                self.config, self.models, self._run, resume_point, self._fingerprints, self._learner, self._on_event
-            )
-            del resume_point
+            self.engine: LiveEngine = self._build_engine(learned)
             self._state = self._run.snapshot = None  # its content is restored
+            del learned
             gc.collect()
             gc.freeze()  # collections over models and libraries would delay every stream
             undo.callback(gc.unfreeze)
             self.engine.start()
             self._exit = undo.pop_all()
         return self
+
+    def _start_learner(self, learned: LearnerCheckpoint | None) -> LearnerProcess:
+        """Start the learner process, which resumes from its checkpoint."""
+        config, models = self.config, self.models
+        learner_config = LearnerConfig(
+            config,
+            self._run.folder,
+            self._uri,
+            ((DATASET, "omnidraft serve"),),
+            piece_cost(config.draft.costs, [models]),
+            tuple(examples_of(config, models)) if config.publish.enabled else (),
+            uri_of(Path(self._run.name)),
+        )
+        return LearnerProcess(learner_config, CPU_SHARE, self._on_event, learned.published if learned else None)
+
+    def _build_engine(self, learned: LearnerCheckpoint | None) -> LiveEngine:
+        """Build the engine from the last commits of the server and of its learner, without starting it."""
+        config, models, learner, run, state = self.config, self.models, self._learner, self._run, self._state
+        drafting = make_drafting(config, models, live=True)
+        queue = RequestQueue(
+            models.target_vocabulary,
+            models.target.max_length,
+            config.serve.waiting,
+            config.seed,
+            # After a crash of the server the learner may have committed prompts that the server had not.
+            max(state["offset"] if state else 0, learned.next_offset if learned else 0),
+            log_text=config.log.text,
+            learner_accepts_examples=(lambda: learner.accepts_examples) if learner else (lambda: False),
+        )
+        runner = TargetRunner(
+            models.name,
+            Stages(drafting.decode, drafting.translate, drafting.verify),
+            queue.prepare_sequence,
+            make_recorder(models, text=config.log.text),
+            self._make_learner(drafting.head, learned),
+            clock := Clock(perf_counter),
+            queue.on_verdicts,
+        )
+        loop = Loop({models.name: runner}, lambda offset: models.name, config.batch, clock)
+        if state:
+            load_state(loop, state["loop"])
+            for prompt in () if learner else completed_prompts(run.folder):
+                runner.learner.replay_history(prompt)
+
+        def save() -> State:
+            return {"loop": loop.state_dict(rows=False), "offset": queue.next_offset, "models": self._fingerprints}
+
+        run.commit_by(config, save, self._on_event)
+        models.target_vocabulary.fewest_tokens(0)  # reads the vocabulary once, before a client waits for it
+        conversation, reader = make_conversation(config.source, models), drafting.verify.reader
+        return LiveEngine(
+            models, conversation, queue, loop, runner, run.events, run.committer, learner, count_threads(), reader
+        )
+
+    def _make_learner(self, head: AcceptanceHead, learned: LearnerCheckpoint | None) -> Learner:
+        """Make the loop's side of the learner.
+
+        The weights of the learner's checkpoint are put into service if this server learns live or the earlier one did.
+        """
+        models, live, versions, before = self.models, self.config.serve.learn == "live", (0, 0), (0, 0)
+        if self._state:
+            before = self._state["loop"]["runners"][models.name]["learner"]["versions"]
+        if learned and (live or any(before)):
+            apply_weights(learned.weights, models.drafter, head)
+            versions = learned.weights.drafter_version, learned.weights.head_version
+        if self._learner:
+            return RemoteLearner(self._learner, models.drafter, head, *versions, adopts=live)
+        return NoLearner(make_drift_monitor(self.config), *versions)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from loop_doubles import Clock as Seconds
@@ -12,7 +13,7 @@ from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop, TargetRunner
 from pipeline.recorder import Recorder
 from pipeline.run.event_sink import EventSink
-from pipeline.serve.engine import LiveEngine, RequestEncoder
+from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import EncodedPrompt, GenerationRequest
 from pipeline.serve.request_queue import RequestQueue
 from pipeline.stage_set import Stages
@@ -28,6 +29,12 @@ class StubVocabulary:
 
     name = "big"
     specials: Mapping[str, int] = {"<end>": 999}
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def fewest_tokens(self, characters: int) -> int:
+        return characters
 
     def bytes_of(self, token: int) -> bytes | None:
         return bytes([token]) if token < 256 else None
@@ -70,11 +77,7 @@ class StubConversation:
     ) -> tuple[list[int], list[int]]:
         text = "".join(message["content"] for message in messages)
         check(len(text))
-        return encode(text)
-
-
-def encode(text: str) -> tuple[list[int], list[int]]:
-    return list(text.encode()), list(text.encode())
+        return list(text.encode()), list(text.encode())
 
 
 class ScriptedVerify(StubVerify):
@@ -118,18 +121,19 @@ class StubEngine:
             self.queue.on_verdicts,
         )
         loop = Loop({"big": self.runner}, lambda offset: "big", self.batch, clock)
+        models = SimpleNamespace(
+            target_vocabulary=vocabulary,
+            drafter_vocabulary=vocabulary,
+            target=SimpleNamespace(max_length=MAX_LENGTH),
+            clip_prompt=list,
+            eos_ids=frozenset(),
+        )
         self.engine = LiveEngine(
+            models,
+            StubConversation(),
             self.queue,
             loop,
             self.runner,
-            RequestEncoder(
-                encode,
-                lambda characters: characters,
-                StubConversation(),
-                vocabulary,
-                MAX_LENGTH - 1,
-                list,
-            ),
             EventSink(self.log, show=self.seen.append, whole=True),
             self.committer,
             None,

@@ -73,7 +73,7 @@ def test_a_conversation_by_a_template_is_refused_before_it_is_tokenised(
     path = tmp_path / "chat.jinja"
     path.write_text(CHATML, encoding="utf-8")
     config = server.config.with_overrides({"source.chat_template": path})
-    monkeypatch.setattr(engine._encoder, "_conversation", make_conversation(config.source, server.models))
+    monkeypatch.setattr(engine, "_conversation", make_conversation(config.source, server.models))
     cuts.clear()
     messages = [{"role": "user", "content": "def add return for " * 400}] * 100
     with pytest.raises(UnfitPromptError, match=r"must have 1 to 1023 of the target's tokens, got [0-9]+ or more$"):

@@ -23,7 +23,6 @@ from serving_tiny import (
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.config.settings import Config
-from pipeline.serve import run as serve_run
 from pipeline.serve.messages import BusyError, Finish
 from pipeline.serve.run import ServerRun
 from store.errors import RunError
@@ -159,12 +158,12 @@ def test_a_failed_start_releases_everything(
     def raise_error(*_: Any) -> None:
         raise ArithmeticError("no stages")
 
-    run, config = tmp_path / "run", serve_config(tiny_pair)
-    monkeypatch.setattr(serve_run, "start_learner", lambda *_: StubProcess())
-    monkeypatch.setattr(serve_run, "build_engine", raise_error)
+    run, config = tmp_path / "run", serve_config(tiny_pair, serve__learn="live")
+    monkeypatch.setattr(ServerRun, "_start_learner", lambda *_: StubProcess())
+    monkeypatch.setattr(ServerRun, "_build_engine", raise_error)
     server = ServerRun(config, run, lambda event: None)
     with pytest.raises(ArithmeticError):
         server.__enter__()
     assert closed == [0.0]
     monkeypatch.undo()
-    open_server(config, run)
+    open_server(serve_config(tiny_pair), run)
