@@ -21,11 +21,11 @@ from benchmarks.model_building.answers import QUESTIONS, read_answers, read_ques
 from benchmarks.model_building.pretrain import Report, optimise
 from benchmarks.model_building.recipes import ModelRecipe
 from benchmarks.model_building.spelled_texts import Mixture, PlacedText, RowSampler, TextSpeller, read_references
-from pipeline.assembly.models import load_only_target, load_vocabulary, pair_of
+from pipeline.assembly.models import load_only_target, load_vocabulary
 from pipeline.config.settings import Config
 from stages.engine.models import huggingface
 from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
-from stages.vocabulary.pair import Pair
+from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 
 MIXTURE = Mixture()
@@ -102,8 +102,8 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
     texts += ["\n".join(reference) for reference in references[:6000]] + documents[:6000]
     tokenizer = recipes.make_tokenizer(base, texts)
     drafter = Vocabulary(tokenizer, base.model.name)
-    pair = pair_of(Config().vocabulary, target, drafter)
-    speller = TextSpeller(drafter, pair, _make_conversation(target, drafter, pair))
+    paired = pair(target, drafter, Config().vocabulary.special)
+    speller = TextSpeller(drafter, paired, _make_conversation(target, drafter, paired))
     sampler = RowSampler(
         [
             ([speller.spell_answer(row) for row in rows if not _is_held_out(row)], recipe.mixture.answers),

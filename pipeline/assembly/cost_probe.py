@@ -140,7 +140,7 @@ def _draft_seconds(decode: Decode, batch: int) -> float:
     rows = [_make_sequence(number, decode.model, decode.max_draft) for number in range(batch)]
     for row in rows:
         decode.admit(row)
-    seconds = _seconds(lambda: decode(rows))
+    (seconds,) = _seconds_in_turn([lambda: decode(rows)])
     for row in rows:
         decode.release(row)
     return seconds / decode.max_draft
@@ -153,15 +153,10 @@ def _make_sequence(number: int, model: LanguageModel, remaining: int) -> Sequenc
     return SequenceState(number, "", "", "", ids, length, list(ids), SeededRandomSource(0, number), CONTEXT)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several runs; other load of the machine can only add to them."""
-    (seconds,) = _seconds_in_turn([run])
-    return seconds
-
-
 def _seconds_in_turn(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the seconds of the fastest of several calls of each run. They take turns, so that a machine that is slower
-    for a while is slower for all of them: their ratios decide.
+    """Return the seconds of the fastest of several calls of each run; other load of the machine can only add to them.
+
+    They take turns, so that a machine that is slower for a while is slower for all of them: their ratios decide.
     """
     for run in runs:
         run()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import DrafterModels
@@ -31,10 +32,6 @@ RECALL_MARGIN = 0.02  # gain in expected acceptance from which an earlier versio
 RECALL_VERSIONS = 12  # newest versions that are scored after a drift: each takes a pass over the kept examples
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 @dataclass(frozen=True)
 class VersionSink:
     """Where the versions of a run go."""
@@ -53,15 +50,8 @@ def make_learner(
     sink: VersionSink,
     memory: TextMemory | None = None,
 ) -> LocalLearner:
-    """The learner of one target.
-
-    Args:
-        config: all settings.
-        models: the drafter that it teaches and publishes.
-        head, cache: what is published with it.
-        distill: learns them.
-        sink: where versions go.
-        memory: what is published with it too; None where the rows are decoded elsewhere.
+    """The learner of one target, with what is published with the drafter: head, cache, and the memory, which is None
+    where the rows are decoded elsewhere.
     """
     publisher = _publisher(config, models, head, cache, distill, sink, memory)
     response = _make_response(drift_settings(config).response, models.drafter, head, distill, publisher)
@@ -69,7 +59,7 @@ def make_learner(
 
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
-    """Make the drift monitor."""
+    """Make the drift monitor, over the signals that the settings have."""
     settings = drift_settings(config)
     return DriftMonitor(settings, choose_signals(settings.detector, config.draft, learns=config.learn.enabled))
 
@@ -116,18 +106,12 @@ def _make_response(
         if isinstance(trainer, OutputLayerTrainer):
             trainer.read_sums(folder)
 
-    versions = VersionSource(
-        lambda: publisher.folders,
-        lambda folder: read_version_weights(_verify_folder(folder), drafter),
-        read_rest,
-    )
+    def read_weights(folder: Path) -> Any:
+        open_version(folder)  # raises CorruptError if it is not as it was sealed
+        return read_version_weights(folder, drafter)
+
+    versions = VersionSource(lambda: publisher.folders, read_weights, read_rest)
     return Recall(distill, versions, RECALL_MARGIN, RECALL_VERSIONS)
-
-
-def _verify_folder(folder: Path) -> Path:
-    """The folder of a version that is as it was sealed. Raises CorruptError."""
-    open_version(folder)
-    return folder
 
 
 def _publisher(
@@ -172,6 +156,6 @@ def _publisher(
         origin,
         config.publish.interval,
         sink.numbers,
-        _now,
+        lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
         sink.probe,
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from pipeline.config.sections import VocabularySettings
 from pipeline.config.settings import Config
 from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
@@ -130,15 +129,6 @@ def _attach_states(config: Config, drafter: LanguageModel, folder: Path) -> None
         drafter.extra = states
 
 
-def pair_of(settings: VocabularySettings, target: Vocabulary, drafter: Vocabulary) -> Pair:
-    """Both vocabularies paired by the settings.
-
-    Raises:
-        VocabularyError: they cannot be.
-    """
-    return pair(target, drafter, settings.special)
-
-
 def load_models(
     config: Config, uri: str, fetched: Path, measurements: Measurements | None = None
 ) -> tuple[Models, ...]:
@@ -193,8 +183,8 @@ def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callab
     def pair_with(name: str, target_source: str) -> DrafterModels:
         target_vocabulary = Vocabulary(load_tokenizer(target_source), name)
         own = drafter.share_weights(_adapter(config, drafter, name, folder))
-        pair_of_both = pair_of(config.vocabulary, target_vocabulary, vocabulary)
-        return DrafterModels(name, own, target_vocabulary, vocabulary, tokenizer, folder, pair_of_both)
+        paired = pair(target_vocabulary, vocabulary, config.vocabulary.special)
+        return DrafterModels(name, own, target_vocabulary, vocabulary, tokenizer, folder, paired)
 
     return pair_with
 

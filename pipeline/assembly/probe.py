@@ -143,7 +143,11 @@ def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
         "acceptance_sampled": estimate_ratio([score.sampled for score in every], tokens),
         "tokens_per_forward": estimate_ratio(tokens, forwards),
     }
-    found = {f"probe/acceptance_{kind}": _greedy_rate(scores) for kind, scores in kinds.items() if any(tokens)}
+    found = {
+        f"probe/acceptance_{kind}": sum(score.greedy for score in scores) / sum(score.tokens for score in scores)
+        for kind, scores in kinds.items()
+        if any(tokens)
+    }
     for name, estimate in estimates.items():
         if estimate:
             found |= _with_ends(name, estimate)
@@ -153,10 +157,6 @@ def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
 def _with_ends(name: str, estimate: Estimate) -> dict[str, float]:
     ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
     return {f"probe/{name}{end}": value for end, value in ends.items()}
-
-
-def _greedy_rate(marks: Sequence[ProbeScore]) -> float:
-    return sum(mark.greedy for mark in marks) / sum(mark.tokens for mark in marks)
 
 
 def prompts() -> list[PromptReceived]:

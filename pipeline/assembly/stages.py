@@ -113,14 +113,11 @@ def make_drafting(
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     allowed = len(draftable(draft, models.pair))
-    costs, seconds = make_costs(
-        draft,
-        params,
-        config.batch,
-        models,
-        allowed,
-        lambda: (_make_timed_decode(draft, params, models, head), translate, verify),
-    )
+
+    def make_timed() -> tuple[Decode, Translate, Verify]:
+        return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None, None), translate, verify
+
+    costs, seconds = make_costs(draft, params, config.batch, models, allowed, make_timed)
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
     if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
@@ -143,27 +140,11 @@ def make_decode(
     *,
     usable: bool,
 ) -> Decode:
-    """Make the drafting of the model.
-
-    Args:
-        draft: its settings.
-        params: the target's sampling.
-        models: the drafter for one target.
-        head: estimates acceptance.
-        costs: of the models' passes.
-        usable: whether the head has learned or will learn.
-    """
+    """Make the drafting of the model. `usable`: whether the head has learned or will learn."""
     rule = make_stop_rule(draft.stop, costs, usable=usable)
     most = draft.max_draft if "model" in draft.sources else 0
     dropping = costs if isinstance(rule, CostStop) else None
     return _decode(draft, params, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
-
-
-def _make_timed_decode(
-    draft: DraftSettings, params: SamplingParams, models: DrafterModels, head: AcceptanceHead
-) -> Decode:
-    """Make drafting of a fixed length, from which costs are measured."""
-    return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None, None)
 
 
 def _decode(
@@ -193,13 +174,7 @@ def _decode(
 
 
 def make_teacher(models: DrafterModels, temperature: float, learn: LearnSettings) -> TrieTeacher:
-    """Make what selects the target's likeliest tokens as soft targets.
-
-    Args:
-        models: the drafter for one target.
-        temperature: of the target.
-        learn: the settings of learning.
-    """
+    """Make what selects the target's likeliest tokens as soft targets, given the target's temperature."""
     softened = max(SHARPEST_TEACHER, temperature)
     device, off_policy = models.drafter.device, learn.off_policy
     return TrieTeacher(models.pair, TOP_K, device, temperature=softened, off_policy=off_policy)

@@ -60,21 +60,13 @@ def make_distillers(
         return [NoDistiller() for _ in targets]
     lag = LAG if background and not config.learn.lora else 0
 
-    def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
-        return _make_scheduler(config, sharing, cost, lag, yield_cpu, offline=offline)
+    def make_distill(scheduler: UpdateScheduler, head: AcceptanceHead) -> Distill:
+        rate = TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE
+        return Distill(scheduler, HeadTrainer(head, config.seed, rate, HEAD_BATCH, HEAD_BUFFER))
 
-    if config.learn.lora:
-        schedulers = [make_scheduler([models]) for models in targets]
-    else:
-        schedulers = [make_scheduler(targets)] * len(targets)
-    return [
-        Distill(scheduler, _make_head_trainer(head, config.seed))
-        for scheduler, head in zip(schedulers, heads, strict=True)
-    ]
-
-
-def _make_head_trainer(head: AcceptanceHead, seed: int) -> HeadTrainer:
-    return HeadTrainer(head, seed, TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE, HEAD_BATCH, HEAD_BUFFER)
+    sharing = [[models] for models in targets] if config.learn.lora else [targets]
+    schedulers = [_make_scheduler(config, some, cost, lag, yield_cpu, offline=offline) for some in sharing]
+    return list(map(make_distill, schedulers if config.learn.lora else schedulers * len(targets), heads))
 
 
 def _make_scheduler(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.runs import newest_run
+from pipeline.cli.runs import local_run, newest_run
 from pipeline.config.cli_options import PrintJsonOption, RunOption, RunsOption
 from pipeline.reports.rows import PIPE_COLUMNS, RowFormat, print_rows, to_objects
 from pipeline.reports.terminal import make_console
@@ -55,10 +55,10 @@ def sql(
     if query is not None and recipe is not None:
         raise QueryError("there must be a query or a --recipe, got both; leave one out")
     if query is None and recipe is None:
-        _print_catalog()
+        _print_views_and_recipes()
         return
     most = None if output.row_limit is None else output.row_limit + 1
-    with LogReader([_local(run)] if run else _choose_runs(runs, all_runs), skip_damaged=skip_damaged) as log:
+    with LogReader([local_run(run, runs)] if run else _choose_runs(runs, all_runs), skip_damaged=skip_damaged) as log:
         for path in log.damaged:
             LOG.warning("%s is not as it was written; left out", path)
         rows = log.select(query, most) if query is not None else log.recipe(str(recipe), most)
@@ -87,7 +87,7 @@ def check(run: RunOption = None, runs: RunsOption = Path("runs"), as_json: Print
     from store.log.partitions import log_folders
     from store.query.log_reader import LogReader
 
-    folder = _local(run or newest_run(runs))
+    folder = local_run(run, runs)
     with LogReader([folder], skip_damaged=True) as log:
         for path in log.damaged:
             LOG.warning("%s is not as it was written", path)
@@ -147,19 +147,11 @@ def compact(
         print(json.dumps(reports, indent=2))
 
 
-def _local(run: Path) -> Path:
-    """A run's folder; of one on an object store what was fetched of it."""
-    from store.object_store.remote_run import local_copy
-
-    return local_copy(run)
-
-
 def _plural(count: int, noun: str, ending: str = "s") -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-def _print_catalog() -> None:
-    """Print the views and the recipes, which are the same for every run."""
+def _print_views_and_recipes() -> None:
     from rich.table import Table
     from rich.text import Text
 

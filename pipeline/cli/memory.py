@@ -85,11 +85,11 @@ def forget(
             found = unlearn(run, lambda one: one.offset == prompt if scope is None else one.scope == scope)
         print(json.dumps({"prompts": found}) if as_json else f"unlearned {found:,} prompts")
         return
-    contexts = _forget_prompt(run, int(prompt or 0)) if scope is None else _forget_client(run, scope)
+    contexts = _forget_prompt(run, int(prompt or 0)) if scope is None else _forget_scope(run, scope)
     print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
 
 
-def _forget_client(run: Path, scope: int) -> int:
+def _forget_scope(run: Path, scope: int) -> int:
     from pipeline.run.stored_memory import edit_memories
 
     counts: list[int] = []

@@ -39,7 +39,10 @@ def zoo(
     if name is None:
         _list_models(as_json=as_json)
     else:
-        typer.echo(_find_folder(name))
+        from pipeline.models import catalog
+
+        builtin = name.removeprefix("builtin:")
+        typer.echo(catalog.path_of(builtin) if builtin in catalog.ZOO else _pull(name))
 
 
 def _list_models(*, as_json: bool) -> None:
@@ -103,14 +106,6 @@ def _list_pullable() -> Iterator[ListedModel]:
 def _measure(folder: Path) -> int:
     """Return the bytes of all files below a folder, 0 if there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _find_folder(name: str) -> Path:
-    """Return the folder of a model, which is fetched if it can be."""
-    from pipeline.models import catalog
-
-    builtin = name.removeprefix("builtin:")
-    return catalog.path_of(builtin) if builtin in catalog.ZOO else _pull(name)
 
 
 def _pull(name: str) -> Path:

@@ -5,7 +5,6 @@ Each is a server in a process of its own, and neither needs torch: dashboards re
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.cli.runs import local_run
 from pipeline.config.cli_options import RunOption, RunsOption
 from pipeline.reports.artifacts import command_of
 from store.errors import OmnidraftError, RunError, UsageError
+from store.hosts import listen
 from store.object_store.uri import uri_of
 
 SHUTDOWN_SECONDS = 10  # that a server may take to shut down before it is killed
@@ -48,32 +49,20 @@ def dashboard(
         _show_mlflow(runs, MLFLOW_PORT if port is None else port)
         return
     remote = run if run and uri_of(run) else None
-    where = ["--run", str(_local(remote) if remote else run)] if run else ["--runs", str(runs)]
-    listen = [] if host is None else ["--host", host]
-    with _server(command_of("serve", *where, *listen, "--port", str(PORT if port is None else port))) as server:
+    where = ["--run", str(local_run(remote, runs) if remote else run)] if run else ["--runs", str(runs)]
+    address = [] if host is None else ["--host", host]
+    with _server(command_of("serve", *where, *address, "--port", str(PORT if port is None else port))) as server:
         while remote and server.poll() is None:
-            _follow(remote, server)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(LOOK_SECONDS)
+                break
+            try:
+                local_run(remote, runs)
+            except OmnidraftError as error:  # the pages show what was fetched before
+                typer.secho(f"omnidraft: {error}", err=True, fg="red")
         status = server.wait()
     if status:
         raise typer.Exit(status)
-
-
-def _local(remote: Path) -> Path:
-    """What is fetched of a run on an object store."""
-    from store.object_store.remote_run import local_copy
-
-    return local_copy(remote)
-
-
-def _follow(remote: Path, server: subprocess.Popen[bytes]) -> None:
-    """Fetch a run on an object store again, after a while, if the server still runs."""
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(LOOK_SECONDS)
-        return
-    try:
-        _local(remote)
-    except OmnidraftError as error:  # the pages show what was fetched before
-        typer.secho(f"omnidraft: {error}", err=True, fg="red")
 
 
 def _show_mlflow(runs: Path, port: int) -> None:
@@ -87,30 +76,18 @@ def _show_mlflow(runs: Path, port: int) -> None:
     }
     uri = default_uri(runs)
     pages = list_pages(uri, None)
-    _must_be_free(port)
-    with _server(_command(uri, runs, port), env=os.environ | quiet, stdout=subprocess.DEVNULL) as server:
+    listen(HOST, port).close()  # an error here is clearer than the server's
+    store = ["--backend-store-uri", uri, "--default-artifact-root", (runs.resolve() / "mlartifacts").as_uri()]
+    where = ["--host", HOST, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    with _server(
+        [sys.executable, "-m", "mlflow", "ui", *store, *where], env=os.environ | quiet, stdout=subprocess.DEVNULL
+    ) as server:
         print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")
         for title, page in pages.items():
             print(f"  {title:<19} http://{HOST}:{port}/#/{page}", flush=True)
         print("close the panel at the right of the pages, which MLflow opens by itself the first time", flush=True)
         status = server.wait()
     raise UsageError(f"MLflow's server must stay up until Ctrl-C, but ended with status {status}; see what it printed")
-
-
-def _command(uri: str, runs: Path, port: int) -> list[str]:
-    artifacts = (runs.resolve() / "mlartifacts").as_uri()
-    store = ["--backend-store-uri", uri, "--default-artifact-root", artifacts]
-    listen = ["--host", HOST, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
-    return [sys.executable, "-m", "mlflow", "ui", *store, *listen]
-
-
-def _must_be_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UsageError(f"port {port} must be free, but: {error.strerror}; try --port {port + 1}") from error
 
 
 @contextmanager

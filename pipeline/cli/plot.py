@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.runs import newest_run
+from pipeline.cli.runs import local_run
 from pipeline.config.cli_options import RunsOption
 from pipeline.reports.artifacts import Module, draw
 from pipeline.reports.terminal import PLOT_SUFFIXES
@@ -47,17 +47,13 @@ def plot(
     page.
     """
     file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
-    _require_suffix(kind, file)
-    options = _options(kind, {"window": (PlotKind.CURVE, window), "prompts": (PlotKind.TOKENS, prompts)})
-    if reason := draw(MODULES[kind], str(_resolve_source(source, runs)), str(file), *options):
-        raise RunError(reason.removeprefix("omnidraft: "))
-    print(file)
-
-
-def _require_suffix(kind: PlotKind, file: Path) -> None:
     suffixes = (".html",) if kind is PlotKind.TOKENS else PLOT_SUFFIXES
     if file.suffix not in suffixes:
         raise UsageError(f"--output of a plot of kind {kind} must end in {' or '.join(suffixes)}, got '{file}'")
+    options = _options(kind, {"window": (PlotKind.CURVE, window), "prompts": (PlotKind.TOKENS, prompts)})
+    if reason := draw(MODULES[kind], str(local_run(source, runs)), str(file), *options):
+        raise RunError(reason.removeprefix("omnidraft: "))
+    print(file)
 
 
 def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> list[str]:
@@ -69,10 +65,3 @@ def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> l
                 raise UsageError(f"--{name} is for plots of kind {of}, got kind {kind}; leave it out")
             found += [f"--{name}", str(value)]
     return found
-
-
-def _resolve_source(source: Path | None, runs: Path) -> Path:
-    """Return the folder of the run that is plotted."""
-    from store.object_store.remote_run import local_copy
-
-    return local_copy(source or newest_run(runs))

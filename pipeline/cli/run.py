@@ -160,9 +160,15 @@ def replay(
     folder and every drafter version goes to MLflow.
     """
     overrides = overrides_of(replay, locals())
-    several, show = _several(ray, workers), _print_json if as_json else _print_table
+    if workers and not ray:
+        raise ConfigError(f"--workers needs --ray, got {workers} workers and no address; try --ray local")
+    several = Several(ray, workers or 1) if ray else None
+    show = (lambda summary: print(json.dumps(summary, indent=2))) if as_json else _print_table
     if resume:
-        _resume(_find_replay(resume, runs), overrides | {"--config": config, "--set": settings}, several, show)
+        from store.log.manifest import RunKind
+
+        named = last_unfinished((RunKind.REPLAY, RunKind.CLUSTER), runs) if resume == LAST else resume
+        _resume(named, overrides | {"--config": config, "--set": settings}, several, show)
     else:
         given = read_environment() | parse_settings(settings) | overrides
         _begin(choose_settings(load(config) if config else Config(), given), runs, several, show)
@@ -180,27 +186,10 @@ def choose_settings(base: Config, given: Mapping[str, object]) -> Config:
     return make_default_run(base, given, target)
 
 
-def _find_replay(named: Path, runs: Path) -> Path:
-    """Return the run to resume: the named one, or the newest replay below `runs`."""
-    from store.log.manifest import RunKind
-
-    return last_unfinished((RunKind.REPLAY, RunKind.CLUSTER), runs) if named == LAST else named
-
-
 def _print_table(summary: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     Console().print(make_summary_table(summary))
-
-
-def _print_json(summary: Mapping[str, Any]) -> None:
-    print(json.dumps(summary, indent=2))
-
-
-def _several(address: str | None, workers: int | None) -> Several | None:
-    if workers and not address:
-        raise ConfigError(f"--workers needs --ray, got {workers} workers and no address; try --ray local")
-    return Several(address, workers or 1) if address else None
 
 
 def _begin(config: Config, runs: Path, several: Several | None, show: Show) -> None:
@@ -239,7 +228,15 @@ def _run(
     with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
     show(summary)
-    LOG.info("%s", _commits_line(summary), extra={"commit_seconds": summary["commits"]["seconds"]})
+    costs = summary["commits"]
+    LOG.info(
+        "commits: %d, which paused the stream for %.2f s (%.1f%% of the time); in parallel %.2f s",
+        costs["commits"],
+        costs["seconds"],
+        100 * costs["seconds"] / costs["of"],
+        costs["seconds_beside"],
+        extra={"commit_seconds": costs["seconds"]},
+    )
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
     if summary["stopped"]:
         ray = f" --ray {several.address}" if several else ""
@@ -276,14 +273,6 @@ def _prepare(
         mirror=mirror,
         address=several.address,
         workers=several.workers,
-    )
-
-
-def _commits_line(summary: Mapping[str, Any]) -> str:
-    costs = summary["commits"]
-    return (
-        f"commits: {costs['commits']}, which paused the stream for {costs['seconds']:.2f} s "
-        f"({costs['seconds'] / costs['of']:.1%} of the time); in parallel {costs['seconds_beside']:.2f} s"
     )
 
 

@@ -21,29 +21,28 @@ def newest_run(runs: Path) -> Path:
     """Return the run below a folder that committed last, of those with a completed prompt if there are some. Raises as
     `run_folders`.
     """
-    from store.log.partitions import committed_at
+    from store.log.partitions import committed_at, named_parts
     from store.query.log_reader import run_folders
 
+    def has_prompts(folder: Path) -> bool:
+        try:
+            return any(part.rows for _, part in named_parts(folder, "prompts"))
+        except OmnidraftError:  # which the reader of this run reports
+            return True
+
     newest, *others = sorted(run_folders(runs), key=committed_at, reverse=True)
-    return next((folder for folder in (newest, *others) if _has_prompts(folder)), newest)
+    return next((folder for folder in (newest, *others) if has_prompts(folder)), newest)
 
 
-def _has_prompts(folder: Path) -> bool:
-    """Return whether a run has a completed prompt; also if it cannot be read, which its reader then reports."""
-    from store.log.partitions import named_parts
+def local_run(run: Path | None, runs: Path) -> Path:
+    """Return the folder of the named or the newest run; of one on an object store what was fetched of it."""
+    from store.object_store.remote_run import local_copy
 
-    try:
-        return any(part.rows for _, part in named_parts(folder, "prompts"))
-    except OmnidraftError:
-        return True
+    return local_copy(run or newest_run(runs))
 
 
 def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
-    """Return the newest run that can be resumed.
-
-    Args:
-        kinds: the kinds of runs that the command resumes.
-        runs: the folder of runs.
+    """Return the newest run that can be resumed, of the kinds that the command resumes.
 
     Raises:
         RunError: there is none.
@@ -69,13 +68,7 @@ def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
 
 
 def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
-    """List the commands that show a run that ended.
-
-    Args:
-        config: its settings.
-        run: its name on a command line.
-        versions: number of versions that it published.
-    """
+    """List the commands that show a run that ended, given its name on a command line and its number of versions."""
     from pipeline.run.folder import RUNS
     from store.object_store.uri import uri_of
 

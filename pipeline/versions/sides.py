@@ -7,10 +7,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from pipeline.assembly.models import Models, load_drafter, load_models, pair_of
+from pipeline.assembly.models import Models, load_drafter, load_models
 from pipeline.config.settings import Config
 from pipeline.run.rounds import LoopInRounds, Records
 from stages.engine.models.huggingface import load_tokenizer
+from stages.vocabulary.pair import pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError, UsageError
 from store.events import BlockDone, DraftSource, Event
@@ -173,5 +174,5 @@ def replace_drafter(config: Config, models: Models, folder: Path) -> Models:
         drafter_vocabulary=drafter_vocabulary,
         drafter_tokenizer=tokenizer,
         drafter_folder=folder,
-        pair=pair_of(config.vocabulary, models.target_vocabulary, drafter_vocabulary),
+        pair=pair(models.target_vocabulary, drafter_vocabulary, config.vocabulary.special),
     )
