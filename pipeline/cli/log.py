@@ -78,7 +78,7 @@ def _choose_runs(runs: Path, all_runs: bool) -> Sequence[Path]:
 
 
 def check(run: RunOption = None, runs: RunsOption = Path("runs"), as_json: PrintJsonOption = False) -> None:
-    """Decide every judged token again from its own row.
+    """Verify a log: decide every judged token again from its own row.
 
     Count all again, and compare files with their digests. Exit status 1 if anything disagrees. What is damaged is
     named, and the rest is looked at all the same.

@@ -60,6 +60,10 @@ _TARGETS_HELP = (
     "Target model: hub name, folder or builtin; may be repeated. A prompt names its target, or targets are used in "
     "turn. [default: smollm2-135m; with a SOURCE builtin:target-12m]"
 )
+_DRAFTER_HELP = (
+    "Drafter: hub name, folder, builtin or models:/NAME/VERSION. [default: builtin:drafter-4m; of built-in targets "
+    "builtin:drafter-1.6m]"
+)
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
 _RESUME_HELP = (
     "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings; "
@@ -75,12 +79,14 @@ _RAY_HELP = (
     "Decode with several workers on Ray: local (also without an address) for one that ends with the run, auto "
     "for the cluster of this machine, HOST:PORT of another."
 )
-_WORKERS_HELP = "With --ray: how many workers, which may be changed later in the file 'workers' of the run."
+_WORKERS_HELP = (
+    "With --ray: how many workers, which may be changed later in the file 'workers' of the run. [default: 1]"
+)
 _KEY_HELP = "Clients must send this as `Authorization: Bearer KEY`. Better set in the environment than typed."
 _DRAFT_HELP = "Most pieces drafted per block; 0 decodes plainly. [default: 5]"
 
 # Options of both commands.
-Drafter = Annotated[str | None, option("drafter")]
+Drafter = Annotated[str | None, option("drafter", _DRAFTER_HELP)]
 Device = Annotated[str | None, option("device")]
 Dtype = Annotated[str | None, option("dtype")]
 Weights = Annotated[str | None, option("weights")]
@@ -147,7 +153,7 @@ def replay(
     ray: Annotated[str | None, typer.Option(RAY, metavar="ADDRESS", help=_RAY_HELP, rich_help_panel=SEVERAL)] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default="1", rich_help_panel=SEVERAL),
+        typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default=False, rich_help_panel=SEVERAL),
     ] = None,
     config: ConfigFile = None,
     settings: SetOption = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.config.cli_options import (
-    RUN,
+    SETTINGS,
     NewRunsOption,
     PrintJsonOption,
     SetOption,
@@ -50,7 +50,8 @@ def train(
     device: Annotated[str | None, option("device")] = None,
     threads: Annotated[int | None, option("threads")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file that replaces the settings of the first run.", rich_help_panel=RUN)
+        Path | None,
+        typer.Option(help="A TOML file that replaces the settings of the first run.", rich_help_panel=SETTINGS),
     ] = None,
     settings: SetOption = None,
     as_json: PrintJsonOption = False,

@@ -57,7 +57,7 @@ def _complete_choices(key: str) -> Callable[[], list[str]] | None:
 
 def separated_option(key: str, *names: str) -> Any:
     """An option for a setting of several values, which are separated by commas."""
-    made = option(key, None, *names)
+    made = option(key, _describe(key, ","), *names)
     made.separated = True
     return made
 
@@ -91,12 +91,12 @@ def _of_setting(made: Any, key: str, value: bool | None = None) -> Any:
     return made
 
 
-def _describe(key: str) -> str:
+def _describe(key: str, separator: str = " ") -> str:
     from pipeline.config.settings import settings
 
     field, values = settings()[key], _choices(key)
     choices = f" One of {', '.join(map(str, values))}." if values else ""
-    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    shown = separator.join(field.default) if isinstance(field.default, tuple) else field.default
     default = "" if shown in (None, "") else f" [default: {shown}]"
     return f"{field.description}{choices}{default}"
 
