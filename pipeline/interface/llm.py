@@ -41,19 +41,13 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Completion:
-    """A completed prompt.
+    """A completed prompt."""
 
-    Attributes:
-        text: the completion, without the prompt.
-        tokens: its target ids, the end-of-sequence token included.
-        finish: `stop` (end of sequence, or a stop string) or `length`.
-        usage: counts: `prompt` and `emitted` target tokens, `blocks` (target passes), `drafted` drafter pieces,
-            `accepted` target tokens.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish: str
+    text: str  #: the completion, without the prompt
+    tokens: tuple[int, ...]  #: its target ids, the end-of-sequence token included
+    finish: str  #: `stop` (end of sequence, or a stop string) or `length`
+    #: counts: `prompt` and `emitted` target tokens, `blocks` (target passes), `drafted` drafter pieces, `accepted`
+    #: target tokens.
     usage: Usage
 
     @property

@@ -33,37 +33,21 @@ from store.log.mirror import Mirror
 
 @dataclass(frozen=True)
 class StreamMetrics:
-    """Metrics of a whole stream, or of its prompts of one dataset or target. What nothing was measured for is None.
+    """Metrics of a whole stream, or of its prompts of one dataset or target. What nothing was measured for is None."""
 
-    Attributes:
-        prompts: completed.
-        emitted_tokens: target tokens of their completions.
-        target_forwards: blocks, each one pass of the target for one prompt.
-        wall_seconds: while n prompts are in flight, each counts 1/n of the time.
-        tokens_per_second: emitted tokens per wall second.
-        acceptance_rate: accepted over judged tokens of what the drafter model proposed.
-        acceptance_interval: ends of its interval of 95%.
-        judged_tokens: number of tokens that the acceptance rate is over.
-        mean_accepted_length: accepted tokens per block that the drafter model drafted.
-        block_efficiency: emitted tokens per block, between 1 and the draft length plus 1.
-        lookup_share: share of the blocks that were drafted by copying earlier text.
-        lookup_acceptance_rate: accepted over judged tokens of those.
-        seconds: by stage: decode, translate, verify, learn.
-    """
-
-    prompts: int
-    emitted_tokens: int
-    target_forwards: int
-    wall_seconds: float
-    tokens_per_second: float | None
-    acceptance_rate: float | None
-    acceptance_interval: Sequence[float] | None
-    judged_tokens: int
-    mean_accepted_length: float | None
-    block_efficiency: float | None
-    lookup_share: float | None
-    lookup_acceptance_rate: float | None
-    seconds: Mapping[str, float]
+    prompts: int  #: completed
+    emitted_tokens: int  #: target tokens of their completions
+    target_forwards: int  #: blocks, each one pass of the target for one prompt
+    wall_seconds: float  #: while n prompts are in flight, each counts 1/n of the time
+    tokens_per_second: float | None  #: emitted tokens per wall second
+    acceptance_rate: float | None  #: accepted over judged tokens of what the drafter model proposed
+    acceptance_interval: Sequence[float] | None  #: ends of its interval of 95%
+    judged_tokens: int  #: number of tokens that the acceptance rate is over
+    mean_accepted_length: float | None  #: accepted tokens per block that the drafter model drafted
+    block_efficiency: float | None  #: emitted tokens per block, between 1 and the draft length plus 1
+    lookup_share: float | None  #: share of the blocks that were drafted by copying earlier text
+    lookup_acceptance_rate: float | None  #: accepted over judged tokens of those
+    seconds: Mapping[str, float]  #: by stage: decode, translate, verify, learn
 
     @classmethod
     def from_summary(cls, values: Mapping[str, Any]) -> Self:
@@ -73,24 +57,18 @@ class StreamMetrics:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The metrics of a run, computed from its committed log. `RUN/summary.json` holds the same and more.
+    """The metrics of a run, computed from its committed log. `RUN/summary.json` holds the same and more."""
 
-    Attributes:
-        totals: of the whole stream.
-        datasets, targets: by name, in the order of the stream.
-        drifts: detected changes of the acceptance rate, each with `offset`, `direction`, `action`, `rate_before`,
-            `rate_after`, `dataset` and `target`.
-        versions: published drafter versions, each with `version` (folder `RUN/versions/{version:06d}`), `offset`,
-            `reason`, `dataset` and `target`.
-        rejected_rows: source rows that could not become prompts; `RUN/rejected.jsonl` has them with the reason.
-    """
-
-    totals: StreamMetrics
-    datasets: Mapping[str, StreamMetrics]
-    targets: Mapping[str, StreamMetrics]
+    totals: StreamMetrics  #: of the whole stream
+    datasets: Mapping[str, StreamMetrics]  #: by name, in the order of the stream
+    targets: Mapping[str, StreamMetrics]  #: by name, in the order of the stream
+    #: detected changes of the acceptance rate, each with `offset`, `direction`, `action`, `rate_before`,
+    #: `rate_after`, `dataset` and `target`.
     drifts: Sequence[Mapping[str, Any]]
+    #: published drafter versions, each with `version` (folder `RUN/versions/{version:06d}`), `offset`, `reason`,
+    #: `dataset` and `target`.
     versions: Sequence[Mapping[str, Any]]
-    rejected_rows: int
+    rejected_rows: int  #: source rows that could not become prompts; `RUN/rejected.jsonl` has them with the reason
 
     @classmethod
     def from_summary(cls, values: Mapping[str, Any]) -> Self:
@@ -103,17 +81,11 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A finished replay.
+    """A finished replay."""
 
-    Attributes:
-        run: its folder, with the log, the versions and `summary.json`.
-        summary: its metrics.
-        mlflow_uri: the MLflow store that its versions were sent to; None if nothing was published.
-    """
-
-    run: Path
-    summary: RunSummary
-    mlflow_uri: str | None
+    run: Path  #: its folder, with the log, the versions and `summary.json`
+    summary: RunSummary  #: its metrics
+    mlflow_uri: str | None  #: the MLflow store that its versions were sent to; None if nothing was published
 
     def log(self) -> Log:
         """The run's log; see `open_log`."""

@@ -25,36 +25,22 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """A drafter version that a run published. Pass it as `drafter` to `replay` or `LLM`.
+    """A drafter version that a run published. Pass it as `drafter` to `replay` or `LLM`."""
 
-    Attributes:
-        reference: how settings name it: `models:/NAME/NUMBER`, or its folder.
-        uri: of the MLflow store that holds it; None for a folder.
-        name: of the registered model.
-        number: in the registered model, from 1, over all runs; None for a folder.
-        run: the run that published it.
-        version: within that run, from 0.
-        offset: of the last prompt that it was trained on, in the run's stream.
-        target, drafter: the models that the run used, as they were configured.
-        created_at: time of publication, UTC.
-        digest: sha256 over the names and contents of its files.
-        aliases: such as `candidate` or `champion`; none for a folder.
-        metrics: such as `acceptance`, on the run's own prompts since the version before, and `probe/acceptance`, on
-            fixed prompts; none for a folder.
-    """
-
-    reference: str
-    uri: str | None
-    name: str
-    number: int | None
-    run: str
-    version: int
-    offset: int
-    target: str
-    drafter: str
-    created_at: datetime
-    digest: str
-    aliases: tuple[str, ...] = ()
+    reference: str  #: how settings name it: `models:/NAME/NUMBER`, or its folder
+    uri: str | None  #: of the MLflow store that holds it; None for a folder
+    name: str  #: of the registered model
+    number: int | None  #: in the registered model, from 1, over all runs; None for a folder
+    run: str  #: the run that published it
+    version: int  #: within that run, from 0
+    offset: int  #: of the last prompt that it was trained on, in the run's stream
+    target: str  #: model that the run used, as it was configured
+    drafter: str  #: model that the run used, as it was configured
+    created_at: datetime  #: time of publication, UTC
+    digest: str  #: sha256 over the names and contents of its files
+    aliases: tuple[str, ...] = ()  #: such as `candidate` or `champion`; none for a folder
+    #: such as `acceptance`, on the run's own prompts since the version before, and `probe/acceptance`, on fixed
+    #: prompts; none for a folder.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def load(self) -> tuple[Any, Any]:
