@@ -21,7 +21,6 @@ from pipeline.assembly.stages import make_head
 from pipeline.assembly.training import make_distillers
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt, Epoch
-from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Numbers
 from pipeline.run.committer import last_snapshot
 from pipeline.run.context import RunContext
@@ -87,7 +86,7 @@ class LearnerService:
 
     def __init__(self, setup: LearnerConfig, yield_cpu: Callable[[], None] = lambda: None) -> None:
         self._setup, self._events = setup, list[Event]()
-        self._published: int | None = None
+        self.published: int | None = None  # number of the newest published version
         self._seen: deque[int] = deque(maxlen=REPLAYED_PROMPTS)  # offsets, in the order of arrival
         self._given_out, self._epoch = (0, 0), Epoch(0, 0)  # versions of the drafter and the head; of the learner
         self._prompts = 0  # completed since weights were given out last
@@ -107,31 +106,29 @@ class LearnerService:
         run.connect(setup.config, setup.uri, setup.datasets)
         self._models = load_drafter_models(config, setup.uri, setup.run_folder.parent / ".fetched")
         self._head = make_head(self._models, config.seed)
-        self._make_learner(config, yield_cpu)
-        run.commit_by(config, self._save, self._on_event)
-        if run.snapshot:
-            self._resume(run.snapshot)
-            run.snapshot = None  # its contents are restored
-        else:
-            run.events.take(self._learner.publish_baseline())
-
-    def _make_learner(self, config: Config, yield_cpu: Callable[[], None]) -> None:
-        models, setup = self._models, self._setup
+        models = self._models
         sizes = len(models.pair.pieces), models.drafter.vocabulary_size
         trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
         (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu, background=False)
         probe = probe_of(config, models, setup.probe) if setup.probe else ProbeResult
         sink = VersionSink(setup.run_folder, Numbers(), probe)
-        self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
+        # To be changed between two prompts only.
+        self.learner = make_learner(config, models, self._head, self._cache, distill, sink)
+        run.commit_by(config, self._save, self._on_event)
+        if run.snapshot:
+            self._resume(run.snapshot)
+            run.snapshot = None  # its contents are restored
+        else:
+            run.events.take(self.learner.publish_baseline())
 
     def _resume(self, state: State) -> None:
-        load_state(self._learner, state["learner"])
+        load_state(self.learner, state["learner"])
         self._cache.load_state_dict(state["cache"])
-        self._published = state["published"]
+        self.published = state["published"]
         self._seen.extend(state["seen"])
         for prompt in self._read_logged(self._seen):
-            self._learner.replay_history(prompt)
+            self.learner.replay_history(prompt)
 
     def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
         """Read those of these prompts that are in the run's log, in any partition."""
@@ -143,15 +140,18 @@ class LearnerService:
         return [logged[offset] for offset in offsets if offset in logged]
 
     def _save(self) -> State:
-        """Return the state: seen are the offsets of the newest prompts, in the order of arrival."""
-        learner = self._learner.state_dict()
-        return {"learner": learner, "cache": self._cache, "published": self._published, "seen": list(self._seen)}
+        return {
+            "learner": self.learner.state_dict(),
+            "cache": self._cache,
+            "published": self.published,
+            "seen": list(self._seen),
+        }
 
     def on_prompt_completed(self, finished: CompletedPrompt) -> None:
         """Learn from a completed prompt."""
         cache_ngrams(self._cache, self._models.pair.pieces, finished.emitted)
         self._seen.append(finished.prompt.offset)
-        self._run.events.take(self._learner.on_prompt_completed(finished))
+        self._run.events.take(self.learner.on_prompt_completed(finished))
         self._prompts += 1
         if self._run.committer.is_due():
             self._run.commit()
@@ -162,7 +162,7 @@ class LearnerService:
         Enough is another drafter, a head that was reset by a drift, or one that has learned from as many prompts as
         make an update of the drafter.
         """
-        versions, epoch = (self._learner.drafter_version, self._learner.head_version), self._learner.epoch
+        versions, epoch = (self.learner.drafter_version, self.learner.head_version), self.learner.epoch
         too_soon = epoch == self._epoch and self._prompts < self._setup.config.learn.interval
         if (versions == self._given_out and epoch == self._epoch) or too_soon:
             return None
@@ -175,20 +175,10 @@ class LearnerService:
         events, self._events = self._events, []
         return events
 
-    @property
-    def learner(self) -> LocalLearner:
-        """The learner, to be changed between two prompts only."""
-        return self._learner
-
-    @property
-    def published(self) -> int | None:
-        """Number of the newest published version."""
-        return self._published
-
     def _on_event(self, event: Event) -> None:
         self._events.append(event)
         if isinstance(event, VersionPublished):
-            self._published = event.version
+            self.published = event.version
 
     def end(self, timeout: float) -> bool:
         """Finish after the end of the stream: publish the last version and finish the log.
@@ -196,7 +186,7 @@ class LearnerService:
         Returns:
             whether MLflow has everything after at most `timeout` seconds.
         """
-        self._run.events.take(self._learner.end())
+        self._run.events.take(self.learner.end())
         self._run.commit(wait=True)
         self._run.finish()
         return self._run.disconnect(timeout)

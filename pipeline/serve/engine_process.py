@@ -97,7 +97,7 @@ class EngineProcess(Engine):
         self._status: EngineStatus | None = None
         self._started: Future[None] = Future()
         self.failure: BaseException | None = None
-        self._process = KeptChild(self._start, self._handle_all, self._on_end)
+        self._process = KeptChild(lambda: Child(run_engine, self._setup, name="engine"), self._handle_all, self._on_end)
         try:
             self._started.result()
         except BaseException:
@@ -190,9 +190,6 @@ class EngineProcess(Engine):
             self._process.send(call)
         return future
 
-    def _start(self) -> Child:
-        return Child(run_engine, self._setup, name="engine")
-
     def _on_end(self, error: BaseException) -> float | None:
         """Fail all unfinished calls and requests, and return the seconds until the next start, if there is one."""
         reported = error.error if isinstance(error, ChildError) else error
@@ -224,31 +221,25 @@ class EngineProcess(Engine):
     def _handle_all(self, messages: list[object]) -> None:
         for message in messages:
             match message:
-                case RequestPart():
-                    self._deliver(message)
-                case EngineAnswer():
-                    self._resolve(message)
+                case RequestPart(number, chunk):
+                    with self._lock:
+                        take = self._listeners.pop if chunk.finish else self._listeners.get
+                        listener = take(number, None)
+                    if listener:
+                        listener(chunk)
+                case EngineAnswer(number, value, error):
+                    with self._lock:
+                        future = self._calls.pop(number, None)
+                    if future and error:
+                        future.set_exception(error)
+                    elif future:
+                        future.set_result(value)
                 case EngineReady():
                     self._begin(message)
                 case EngineStatus():
                     self._status = message
                 case _:
                     self._on_event(message)  # type: ignore[arg-type]
-
-    def _deliver(self, part: RequestPart) -> None:
-        with self._lock:
-            found = self._listeners.pop if part.chunk.finish else self._listeners.get
-            listener = found(part.number, None)
-        if listener:
-            listener(part.chunk)
-
-    def _resolve(self, answer: EngineAnswer) -> None:
-        with self._lock:
-            future = self._calls.pop(answer.number, None)
-        if future and answer.error:
-            future.set_exception(answer.error)
-        elif future:
-            future.set_result(answer.value)
 
     def _begin(self, ready: EngineReady) -> None:
         self._tokens, self._status = ready.tokens, ready.status

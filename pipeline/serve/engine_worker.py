@@ -79,11 +79,7 @@ class RequestPart:
 
 
 class GrammarHandle(Grammar):
-    """A grammar that the engine's process has compiled.
-
-    Args:
-        source: its text.
-    """
+    """A grammar that the engine's process has compiled."""
 
     def __init__(self, source: GrammarSource) -> None:
         super().__init__(None, ())
@@ -91,11 +87,7 @@ class GrammarHandle(Grammar):
 
 
 class _Sender:
-    """Sends messages on a thread of its own, several at a time, so that the engine never waits for the pipe.
-
-    Args:
-        parent: receives lists of messages.
-    """
+    """Sends lists of messages on a thread of its own, so that the engine never waits for the pipe."""
 
     def __init__(self, parent: Parent) -> None:
         self._parent, self._queue = parent, SimpleQueue[object]()
@@ -122,12 +114,7 @@ class _Sender:
 
 
 class _RequestHandler:
-    """Calls the engine for the other process. Calls that take long run on two threads, as many as may call at once.
-
-    Args:
-        engine: of the run.
-        send: sends a message.
-    """
+    """Calls the engine for the other process. Calls that take long run on two threads, as many as may call at once."""
 
     def __init__(self, engine: LiveEngine, send: Callable[[object], None]) -> None:
         self._engine, self._send = engine, send
@@ -139,10 +126,9 @@ class _RequestHandler:
         """Carry out a call, now or on another thread."""
         if call.method in ("submit", "cancel"):
             self._answer(call, getattr(self, f"_{call.method}"))
-        elif call.method == "compile_grammar":
-            self._threads.submit(self._answer, call, self._compile_grammar)
         else:
-            self._threads.submit(self._answer, call, getattr(self._engine, call.method))
+            owner = self if call.method == "compile_grammar" else self._engine
+            self._threads.submit(self._answer, call, getattr(owner, call.method))
 
     def _answer(self, call: EngineCall, method: Callable[..., Any]) -> None:
         try:
@@ -150,7 +136,8 @@ class _RequestHandler:
         except Exception as error:
             self._send(EngineAnswer(call.number, error=make_picklable(error)))
 
-    def _compile_grammar(self, source: GrammarSource) -> None:
+    def compile_grammar(self, source: GrammarSource) -> None:
+        """Compile a grammar and keep it for the requests that follow."""
         self._find_grammar(source)
 
     def _find_grammar(self, source: GrammarSource) -> Grammar:

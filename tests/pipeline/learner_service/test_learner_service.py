@@ -183,7 +183,7 @@ def test_prompts_after_the_last_commit_are_lost(recorded: tuple[Config, Recordin
         service.on_prompt_completed(learner.finished[5])  # without another commit
     assert version > 0
     with make_service(setup) as service:
-        assert service._learner.drafter_version == version
+        assert service.learner.drafter_version == version
         known = table_of(partition_folder(setup.run_folder, LEARNER), "updates").to_pylist()
         assert max(row["drafter_version"] for row in known) == version
         service.pause(0.1)
