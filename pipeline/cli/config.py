@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from pipeline.config.cli_options import PrintJsonOption, SetOption, parse_settings
+from pipeline.config.defaults import REAL_RUN, is_default_run
+from pipeline.config.environment import read_environment, variable_of
+from pipeline.config.settings import Config, list_given, load
+from pipeline.config.toml_output import format_sample, format_settings
 from store.errors import UsageError
 
 
@@ -36,19 +40,12 @@ def config(
     if sample:
         _write_sample(sample)
     elif schema:
-        from pipeline.config.settings import Config
-
         print(json.dumps(Config.model_json_schema(), indent=2))
     else:
         _show(file, settings, changed=changed, as_json=as_json)
 
 
 def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_json: bool) -> None:
-    from pipeline.config.defaults import REAL_RUN, is_default_run
-    from pipeline.config.environment import read_environment, variable_of
-    from pipeline.config.settings import Config, list_given, load
-    from pipeline.config.toml_output import format_settings
-
     base, variables, typed = load(file) if file else Config(), read_environment(), parse_settings(settings)
     chosen = base.with_overrides(variables | typed)
     origins = {key: str(file) for key in list_given(base)} if file else {}
@@ -67,8 +64,6 @@ def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_js
 
 
 def _write_sample(file: Path) -> None:
-    from pipeline.config.toml_output import format_sample
-
     if file == Path("-"):
         print(format_sample(), end="")
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.config.cli_options import PrintJsonOption, TextOption, TextTemplateOption, argument, option, overrides_of
+from pipeline.config.settings import Config
 from pipeline.reports.tables import Table
 from pipeline.reports.terminal import show_or_json, status
 
@@ -140,8 +141,6 @@ def vocab(
 
     For a text also how much of it that covers. Only tokenizers are loaded, no weights.
     """
-    from pipeline.config.settings import Config
-
     config = Config().with_overrides(overrides_of(vocab, locals()))
     with status("reading the tokenizers"):
         from pipeline.reports.vocab_report import load_pair, make_report, read_prompts

@@ -18,6 +18,7 @@ from pipeline.config.cli_options import (
     parse_settings,
 )
 from pipeline.config.environment import read_environment
+from pipeline.config.settings import load
 from pipeline.reports.terminal import print_table, status
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ def train(
     drafter is trained in several passes. Some prompts are held out: an update that lowers the expected acceptance on
     them is dropped, and the best pass is published. Settings are those of the first run, unless others are given.
     """
-    from pipeline.config.settings import load
     from pipeline.run.folder import open_new_run
     from pipeline.training.offline_run import LogTraining, make_training_config
 

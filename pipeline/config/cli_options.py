@@ -9,6 +9,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
+from pipeline.config.environment import parse_value
+from pipeline.config.settings import settings
+from store.errors import ConfigError
+
 # Groups of options in a command's help, by section of their settings.
 PROMPTS, MODELS, RUN = "Prompts", "Models", "Run and versions"
 SERVING, SETTINGS = "Serving", "Settings"
@@ -44,15 +48,11 @@ def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
         words: help; by default the setting's own description, with its choices and its default.
         names, more: as of `typer.Option`.
     """
-    shown: dict[str, Any] = {"rich_help_panel": panel_of(key), "autocompletion": _complete_choices(key)}
+    choices = [choice for choice in _choices(key) if isinstance(choice, str)]
+    complete = (lambda: choices) if choices else None  # for the shell
+    shown: dict[str, Any] = {"rich_help_panel": panel_of(key), "autocompletion": complete}
     made = typer.Option(*names, help=words or _describe(key), show_default=bool(words), **{**shown, **more})
     return _of_setting(made, key)
-
-
-def _complete_choices(key: str) -> Callable[[], list[str]] | None:
-    """Return a function that lists the words that a setting may have, for the shell; None if it may have others."""
-    choices = [choice for choice in _choices(key) if isinstance(choice, str)]
-    return (lambda: choices) if choices else None
 
 
 def separated_option(key: str, *names: str) -> Any:
@@ -81,8 +81,6 @@ def set_option(words: str) -> Any:
 
 def _complete_keys(incomplete: str) -> list[str]:
     """List the settings that begin with these letters, for the shell."""
-    from pipeline.config.settings import settings
-
     return [f"{key}=" for key in settings() if key.startswith(incomplete)]
 
 
@@ -92,8 +90,6 @@ def _of_setting(made: Any, key: str, value: bool | None = None) -> Any:
 
 
 def _describe(key: str, separator: str = " ") -> str:
-    from pipeline.config.settings import settings
-
     field, values = settings()[key], _choices(key)
     choices = f" One of {', '.join(map(str, values))}." if values else ""
     shown = separator.join(field.default) if isinstance(field.default, tuple) else field.default
@@ -102,8 +98,6 @@ def _describe(key: str, separator: str = " ") -> str:
 
 
 def _choices(key: str) -> tuple[Any, ...]:
-    from pipeline.config.settings import settings
-
     annotation = settings()[key].annotation
     types = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return tuple(choice for one in types if get_origin(one) is Literal for choice in get_args(one))
@@ -116,8 +110,6 @@ def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict
         command: its annotations name the settings.
         given: the values of its parameters; what was not given is None, an empty list, or False for a `flag`.
     """
-    from pipeline.config.settings import settings
-
     found: dict[str, Any] = {}
     for name, hint in command.__annotations__.items():
         for made in getattr(hint, "__metadata__", ()):
@@ -126,30 +118,22 @@ def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict
                 continue
             if value is False and made.meaning is not None:
                 continue
-            if isinstance(settings()[made.setting].default, tuple):
-                value = _to_tuple(value, separated=hasattr(made, "separated"))
+            if hasattr(made, "separated"):
+                value = tuple(filter(None, map(str.strip, value.split(","))))
+            elif isinstance(settings()[made.setting].default, tuple):
+                value = tuple(value) if isinstance(value, list) else (value,)
             found[made.setting] = value if made.meaning is None else made.meaning
     return found
 
 
-def _to_tuple(value: Any, *, separated: bool) -> tuple[Any, ...]:
-    if separated:
-        return tuple(filter(None, map(str.strip, value.split(","))))
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def parse_settings(settings: list[str] | None) -> dict[str, object]:
+def parse_settings(given: list[str] | None) -> dict[str, object]:
     """Read `key=value` texts as `read_environment` reads variables."""
-    from pipeline.config.environment import parse_value
-    from pipeline.config.settings import settings as known
-    from store.errors import ConfigError
-
     found: dict[str, object] = {}
-    for setting in settings or []:
+    for setting in given or []:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set needs KEY=VALUE, got {setting!r}")
-        found[key] = parse_value(value, known()[key]) if key in known() else value
+        found[key] = parse_value(value, settings()[key]) if key in settings() else value
     return found
 
 
