@@ -394,10 +394,15 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the other process, which then ends this one
     connection, level, niceness = Connection(int(sys.argv[1])), int(sys.argv[3]), int(sys.argv[4])
-    ended = select.poll()
-    ended.register(connection.fileno(), 0)  # the end is always reported
-    # Exits as soon as the other end of the connection is closed, also during work.
-    threading.Thread(target=lambda: (ended.poll(), os._exit(1)), daemon=True).start()
+
+    def exit_with_parent() -> None:
+        """Exit as soon as the other end of the connection is closed, also during work."""
+        ended = select.poll()
+        ended.register(connection.fileno(), 0)  # the end is always reported
+        ended.poll()
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     with suppress(OSError):
         os.nice(niceness)
     parent, status = Parent(connection), 0

@@ -82,7 +82,6 @@ def _with_surroundings(passes: Costs, blocks: Sequence[_TimedBlock], batch: int)
 
 
 def _time_blocks(decode: Decode, translate: Translate, verify: Verify, batch: int) -> list[_TimedBlock]:
-    """Time blocks without a draft, with a tree, and with the shortest and the longest draft of the model, in turn."""
     longest = decode.max_draft
     rows = [_make_sequence(number, verify.model, 2 * longest + 1) for number in range(batch)]
     for number, row in enumerate(rows):

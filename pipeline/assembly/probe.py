@@ -126,7 +126,6 @@ def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
 
 
 def _key_of(models: Models) -> list[object]:
-    """Return what the examples depend on."""
     limit = models.drafter.max_length  # determines how much of a prompt the drafter reads
     return [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest, limit]
 

@@ -66,7 +66,9 @@ def make_distillers(
 
     sharing = [[models] for models in targets] if config.learn.lora else [targets]
     schedulers = [_make_scheduler(config, some, cost, lag, yield_cpu, offline=offline) for some in sharing]
-    return list(map(make_distill, schedulers if config.learn.lora else schedulers * len(targets), heads))
+    if not config.learn.lora:
+        schedulers *= len(targets)
+    return list(map(make_distill, schedulers, heads))
 
 
 def _make_scheduler(

@@ -116,7 +116,6 @@ def _group_of(name: str) -> str | None:
 
 
 def _format_examples(name: str) -> str:
-    """Format the examples as a list in Markdown."""
     examples = EXAMPLES.get(name, ())
     if not examples:
         return ""

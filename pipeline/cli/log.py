@@ -24,7 +24,6 @@ SkipOption = Annotated[
 
 
 def _complete_recipes(incomplete: str) -> list[str]:
-    """List the recipes that begin with these letters, for the shell."""
     from store.query.views import recipes
 
     return [name for name in recipes() if name.startswith(incomplete)]
@@ -66,7 +65,6 @@ def sql(
 
 
 def _choose_runs(runs: Path, all_runs: bool) -> Sequence[Path]:
-    """Return the newest run below a folder, or all."""
     from store.query.log_reader import run_folders
 
     found = run_folders(runs)

@@ -105,7 +105,6 @@ def _list_pullable() -> Iterator[ListedModel]:
 
 
 def _measure(folder: Path) -> int:
-    """Return the bytes of all files below a folder, 0 if there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -57,7 +57,6 @@ def plot(
 
 
 def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> list[str]:
-    """Return the options that were given. Raises `UsageError` for one of another kind."""
     found: list[str] = []
     for name, (of, value) in given.items():
         if value is not None:

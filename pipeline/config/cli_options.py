@@ -80,7 +80,6 @@ def set_option(words: str) -> Any:
 
 
 def _complete_keys(incomplete: str) -> list[str]:
-    """List the settings that begin with these letters, for the shell."""
     return [f"{key}=" for key in settings() if key.startswith(incomplete)]
 
 

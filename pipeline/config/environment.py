@@ -59,7 +59,6 @@ def parse_value(text: str, field: FieldInfo) -> Any:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Return whether a value of this type is a text or a path."""
     if get_origin(annotation) in (tuple, Literal):
         return False
     return annotation in (str, Path) or any(map(_is_text, get_args(annotation)))

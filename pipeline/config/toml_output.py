@@ -63,7 +63,6 @@ def _group_by_section() -> dict[str, list[str]]:
 
 
 def _value_of(values: Mapping[str, object], key: str) -> object:
-    """Return the value of a dotted key in nested values."""
     section, _, name = key.rpartition(".")
     inner = values[section] if section else values
     assert isinstance(inner, Mapping)

@@ -210,7 +210,6 @@ class LearnerProcess(LearnerConnection):
 
 
 def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: str) -> None:
-    """Run the learner, in its process."""
     budget, handled, closing = CpuBudget(share), 0, Path(scratch, CLOSING)
 
     def yield_cpu() -> None:

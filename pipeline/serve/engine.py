@@ -166,7 +166,6 @@ class LiveEngine(RequestEncoder):
         self._events.close()
 
     def _run(self) -> None:
-        """Run the loop until the queue is closed and empty; the engine's thread."""
         try:
             set_threads(self._threads)  # torch has a setting per thread
             self._events.take(self._loop.begin())

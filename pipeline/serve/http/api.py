@@ -214,8 +214,6 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
 
 
 class _Completions:
-    """Responds to requests for completions."""
-
     def __init__(
         self, engine: Engine, limits: Limits, metrics: Metrics, defaults: SamplingParams, active: ActiveRequests
     ) -> None:
@@ -299,8 +297,6 @@ class _Completions:
 
 
 class _EventStreamResponse(StreamingResponse):
-    """A response as server-sent events."""
-
     def __init__(self, stream: ResponseStream, completion: CompletionResponse, active: ActiveRequests) -> None:
         events = self._encode_events(stream, completion)
         super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")

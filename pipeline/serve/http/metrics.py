@@ -117,8 +117,6 @@ class _RecentBlocks:
 
 
 class _StatusCollector(Collector):
-    """The engine's status as metrics."""
-
     def __init__(self, model: str, status: EngineStatus, recent: _RecentBlocks) -> None:
         self._model, self._status, self._recent = model, status, recent
 

@@ -147,7 +147,6 @@ class ChatMessage(BaseModel):
 
     @model_validator(mode="after")
     def _check_role(self) -> "ChatMessage":
-        """Check that calls are the assistant's and results name their call."""
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only the assistant makes calls of tools")
         if bool(self.tool_call_id) != (self.role == "tool"):

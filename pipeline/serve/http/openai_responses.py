@@ -54,8 +54,6 @@ class OffsetTracker:
 
 @dataclass
 class _Choice:
-    """The text and log probabilities of a choice so far."""
-
     echo: str  # the prompt that is repeated before it, or ""
     offsets: OffsetTracker | None  # None when no log probabilities were requested
     calls: CallReader  # of its stream
@@ -194,7 +192,6 @@ def encode_event(value: object) -> bytes:
 
 
 def _chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
-    """Format log probabilities of a chat: each token with its bytes and its alternatives."""
 
     def format_entry(token: int, logprob: float) -> JsonObject:
         data = bytes_of(token)
