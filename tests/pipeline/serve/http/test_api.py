@@ -320,6 +320,8 @@ def test_the_key():
             served.client("secreT").completions.create(model=MODEL, prompt="x")
         named = {"Authorization": "bearer secret", "Host": "elsewhere.example"}
         assert served.client()._client.get(f"{served.url}/metrics", headers=named).status_code == 200
+    with run_http_server(ScriptedEngine(), key="") as served:
+        assert served.client()._client.get(f"{served.url}/metrics").status_code == 401, "an empty key opens nothing"
 
 
 @pytest.mark.parametrize(
