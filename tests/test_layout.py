@@ -80,6 +80,7 @@ MODULE_IMPORTERS = {
         "stages/engine/forward_pass/row_forward.py",
     ),
     "pyarrow": ("store/*",),
+    "obstore": ("store/object_store/mirror.py",),
     "duckdb": ("store/query/log_reader.py",),
     "mlflow": (),
     "peft": (),

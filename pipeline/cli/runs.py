@@ -36,7 +36,7 @@ def newest_run(runs: Path) -> Path:
 
 def local_run(run: Path | None, runs: Path) -> Path:
     """Return the folder of the named or the newest run; of one on an object store what was fetched of it."""
-    from store.object_store.remote_run import local_copy
+    from store.object_store.mirror import local_copy
 
     return local_copy(run or newest_run(runs))
 

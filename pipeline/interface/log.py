@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from store.errors import QueryError
-from store.object_store.remote_run import local_copy
+from store.object_store.mirror import local_copy
 from store.query.log_reader import VIEWS, LogReader, Rederivation, recipes
 
 if TYPE_CHECKING:

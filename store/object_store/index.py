@@ -1,8 +1,4 @@
-"""The index of a run on an object store: its manifest, with the files that no log names under "mirror".
-
-RUN/log/manifest.json       the run's manifest, with the index; its replacement is the commit
-RUN/objects/SHA256          all files that it names, by content; never changed
-"""
+"""The index of a run on an object store: its manifest, with the files that no log names under "mirror"."""
 
 import json
 import re
@@ -18,7 +14,7 @@ from store.log.manifest import Manifest, parse_manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Files = Mapping[str, tuple[str, ...]]  # by path in the run's folder: the SHA-256 of its objects, in order
+Files = Mapping[str, str]  # SHA-256 by path in the run's folder
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Index:
         try:
             parsed = json.loads(content)
             mirror: dict[str, Any] = parsed["mirror"]
-            files = {_check_path(path): tuple(map(_check_digest, digests)) for path, digests in mirror["files"].items()}
+            files = {_check_path(path): _check_digest(digest) for path, digest in mirror["files"].items()}
             return cls(parse_manifest(Path(where), parsed), Writer(**mirror["owner"]), files)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptError(f"{where} must be the manifest of a run on an object store, but: {error!r}") from error
@@ -59,12 +55,12 @@ class Index:
     def parts(self) -> Files:
         """Return the files that the log names."""
         tables = self.manifest.tables.values()
-        return {f"log/{part.file}": (part.sha256,) for parts in tables for part in parts}
+        return {f"log/{part.file}": part.sha256 for parts in tables for part in parts}
 
     def checkpoint(self) -> Files:
         """Return the files of the checkpoint, if there is one."""
         kept = self.manifest.checkpoint
-        return {f"{kept.folder}/{name}": (digest,) for name, digest in kept.files.items()} if kept else {}
+        return {f"{kept.folder}/{name}": digest for name, digest in kept.files.items()} if kept else {}
 
     def all_files(self) -> Files:
         """Return all files of the run except the manifest."""
@@ -72,7 +68,7 @@ class Index:
 
     def digests(self) -> frozenset[str]:
         """Return the SHA-256 of all objects."""
-        return frozenset(digest for digests in self.all_files().values() for digest in digests)
+        return frozenset(self.all_files().values())
 
 
 def _check_path(path: str) -> str:

@@ -1,34 +1,54 @@
 """A run on an object store: a process works in a local folder, and every commit is copied to the store.
 
-An object store replaces one object at a time, atomically, and nothing more. Therefore the new objects of a commit are
-uploaded first, under names that no other content has (their SHA-256), and the manifest last: its replacement is the
-commit. MLflow is sent only what was committed so. The local folder is only a copy: a process that resumes the run
-starts from what the manifest on the store names, and removes the rest.
+    RUN/objects/SHA256         all files of the run, by content; never changed
+    RUN/log/manifest.json      the manifest, which names them; its replacement is the commit
+    RUN/partitions/NAME/...    the same, for each partition
+
+An object store replaces one object at a time, atomically. Therefore the new objects of a commit are uploaded first and
+the manifest last, on the condition that nobody replaced it since this process did; of two writers, one fails. MLflow is
+sent only what was committed so. The local folder is only a copy: a process that resumes the run starts from what the
+manifest on the store names, and removes the rest.
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
 
+from filelock import FileLock
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import GCSStore, ObjectStore, S3Store
 from typing_extensions import override
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.fault_points import fault_point
-from store.files import digest_of
+from store.files import digest_of, write_chunks, write_whole
+from store.log.lock import LOCK, OWNER
 from store.log.manifest import MANIFEST, Manifest
 from store.log.mirror import Mirror, NoMirror
 from store.log.partitions import PARTITIONS, partition_folder
 from store.log.parts import read_part
-from store.object_store.client import CHUNK
 from store.object_store.index import Files, Index, Writer
-from store.object_store.remote_run import OBJECTS, VERSIONS, RemoteRun, for_each
-from store.object_store.uri import append_path, cache_folder, uri_of
+from store.object_store.uri import cache_folder, uri_of
 from store.registry.version_folder import MANIFEST as VERSION_MANIFEST
 from store.registry.version_folder import read_manifest as read_version
 
-GROWING = ("rejected.jsonl",)  # files to which one process only appends
-MOST_PIECES = 64  # objects of a growing file; beyond, it is uploaded as one
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult, UpdateVersion
+
+OBJECTS, VERSIONS = "objects", "versions/"
+REQUESTS = 8  # in parallel
+CHUNK = 8 << 20  # bytes per read
+ATTEMPTS = 6  # of a request; they wait about twenty seconds in total
+CONNECT_SECONDS, READ_SECONDS, REQUEST_SECONDS = 5, 30, 3600
+_PURSUITS = 5  # attempts if the manifest is replaced while its files are fetched
+_NOT_OF_IT = (LOCK, OWNER, PARTITIONS)  # in the folder of a log, but not part of it
+_T = TypeVar("_T")
 
 
 class ObjectMirror(Mirror):
@@ -40,139 +60,215 @@ class ObjectMirror(Mirror):
         run_folder: folder to which the folders of versions are relative, if that is not `local`.
 
     Raises:
+        RunError: the URI has no path below a bucket, or contains keys or options.
         OmnidraftError: from every method, if the store did not answer; earlier commits stay valid.
     """
 
     def __init__(self, local: Path, uri: str, run_folder: Path | None = None) -> None:
         self._local, self.name, self._run_folder = local, uri, run_folder or local
-        self._remote = RemoteRun(local, uri, run_folder)
-        self._versions: dict[str, tuple[str, ...]] = {}
-        self._read: set[str] = set()  # parts of the table of versions that were read
-        self._grown: dict[str, list[tuple[str, int]]] = {}  # SHA-256 and bytes of the pieces that this process uploaded
+        self._store = _open_store(uri)
+        self._index: Index | None = None  # the index on the store as this process knows it; None if there is none
+        self._replaces: UpdateVersion | None = None  # the manifest on the store, likewise
         self._owner = Writer.me()
+        self._versions: dict[str, str] = {}  # files of versions, with their digests
+        self._read: set[str] = set()  # parts of the table of versions that were read
         self._swept = False
 
     @override
     def manifest(self) -> Manifest | None:
         """Read the manifest on the store; None if there is none. Raises CorruptError if it is not valid."""
-        self._remote.refresh()
-        return self._remote.index.manifest if self._remote.index else None
+        with self._explain():
+            self._refresh()
+        return self._index.manifest if self._index else None
 
     @override
     def pull(self) -> None:
-        """Make the local folder equal to the commit on the store; other local files are removed.
+        """Make the local folder equal to the commit on the store; digests are checked, other local files removed.
+
+        No other process may use the folder during the call. Partitions in it do not change.
 
         Raises:
             CorruptError: an object is missing or differs from what was committed; the message names its file.
         """
-        self._remote.pull()
-        files = self._remote.index.files if self._remote.index else {}
-        self._versions = {path: one for path, one in files.items() if path.startswith(VERSIONS)}
+        self._take(self._pull)
+
+    def fetch(self) -> None:
+        """Fetch the log into the local folder, for reading only, without checkpoint and versions.
+
+        Files that were fetched before are not checked again.
+
+        Raises:
+            CorruptError: as `pull`.
+            RunError: the store has no manifest.
+        """
+        self._take(self._fetch)
 
     @override
     def acquire(self, manifest: Manifest) -> None:
-        """Take over the run: a process that wrote before is refused at its next commit.
-
-        Raises:
-            RunError: another process, which the message names, wrote since `pull`.
-        """
-        before = self._remote.index.files if self._remote.index else {}
-        self._commit(Index(manifest, self._owner, {**before, **self._upload_small_files()}))
+        """Take over the run: a process that wrote before is refused at its next commit. Raises what `push` raises."""
+        self.push(manifest)
 
     @override
     def push(self, manifest: Manifest) -> None:
         """Upload a commit, then remove objects from the store that it does not name.
 
         Raises:
-            RunError: another process, which the message names, wrote since this one.
+            RunError: another process, which the message names, wrote since this one read or wrote the manifest.
             CorruptError: a local file differs from what was committed.
         """
-        before = self._remote.digests
         self._note_versions(manifest)
-        self._commit(
-            Index(manifest, self._owner, {**self._upload_small_files(), **self._versions, **self._upload_growth()})
-        )
-        gone = before - self._remote.digests
-        with suppress(OmnidraftError):  # the commit is done; a later process removes the objects
-            if not self._swept:  # remove what killed processes left, now that no other process writes
-                gone = frozenset(self._remote.store.names(OBJECTS)) - self._remote.digests
-                self._swept = True
-            for_each(lambda digest: self._remote.store.remove(f"{OBJECTS}/{digest}"), gone)
+        paths = [path for path in self._local.iterdir() if path.is_file() and not path.name.startswith(".")]
+        small = {path.name: path.read_bytes() for path in paths}  # others may be appended to meanwhile
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in small.items()}
+        index = Index(manifest, self._owner, {**self._versions, **digests})
+        before = self._index.digests() if self._index else frozenset()
+        new = {digest: path for path, digest in index.all_files().items() if digest not in before}
+
+        def upload(digest: str) -> None:
+            path = self._local_path(new[digest])
+            if new[digest] not in small and digest_of(path) != digest:
+                raise CorruptError(f"{path} must have the digest {digest[:12]}... that was committed, but was changed")
+            self._store.put(f"{OBJECTS}/{digest}", small.get(new[digest], path))
+            fault_point("mirror: between two objects")
+
+        with self._explain():
+            # Once, what killed processes left. It is listed before this commit, as others may write right after it.
+            gone = (before if self._swept else frozenset(self._list_objects())) - index.digests()
+            _for_each(upload, new)
+            fault_point("mirror: before the manifest")
+            self._replace_manifest(index)
+            fault_point("mirror: after the manifest")
+            self._swept = True
+        with suppress(BaseError, FileNotFoundError):  # the commit is done; a later process removes the objects
+            self._store.delete([f"{OBJECTS}/{digest}" for digest in gone])
 
     @override
     def partitions(self) -> list[str]:
-        return sorted(self._remote.store.names(PARTITIONS))
+        with self._explain():
+            found = self._store.list_with_delimiter(PARTITIONS)["common_prefixes"]
+        return sorted(PurePosixPath(prefix).name for prefix in found)
 
     @override
-    def partition(self, name: str) -> Mirror:
-        return ObjectMirror(partition_folder(self._local, name), append_path(self.name, PARTITIONS, name), self._local)
-
-    def _commit(self, index: Index) -> None:
-        """Upload new objects, then the manifest."""
-        uploaded = {path for path in index.files if not path.startswith(VERSIONS)}
-        found = {one[0]: path for path, one in index.all_files().items() if path not in uploaded}
-        for_each(
-            self._put_file, [(digest, path) for digest, path in found.items() if digest not in self._remote.digests]
+    def partition(self, name: str) -> "ObjectMirror":
+        return ObjectMirror(
+            partition_folder(self._local, name), f"{self.name.rstrip('/')}/{PARTITIONS}/{name}", self._local
         )
-        fault_point("mirror: before the manifest")
-        self._require_ownership()
+
+    @contextmanager
+    def _explain(self) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise OmnidraftError(f"{self.name} must be reachable, but: {str(error).partition(chr(10))[0]}") from error
+
+    def _list_objects(self) -> list[str]:
+        found = self._store.list_with_delimiter(OBJECTS)["objects"]
+        return [PurePosixPath(one["path"]).name for one in found]
+
+    def _refresh(self) -> bytes | None:
+        """Read the manifest on the store; None if there is none. Raises CorruptError if it is not valid."""
+        try:
+            found = self._store.get(MANIFEST.as_posix())
+        except FileNotFoundError:
+            self._index, self._replaces = None, None
+            return None
+        content = bytes(found.bytes())
+        self._index = Index.parse(f"{self.name}/{MANIFEST}", content)
+        self._replaces = _version_of(found.meta)
+        return content
+
+    def _replace_manifest(self, index: Index) -> None:
+        """Replace the manifest, if it is still the one that this process knows."""
         content = index.to_json()
-        self._remote.store.write(MANIFEST.as_posix(), [content])
-        self._remote.record_index(index, content)
-        fault_point("mirror: after the manifest")
-
-    def _require_ownership(self) -> None:
-        """Raise RunError if another process wrote. A write between this check and the next request is overwritten."""
-        content = self._remote.store.read(MANIFEST.as_posix())
-        if (None if content is None else hashlib.sha256(content).hexdigest()) != self._remote.manifest_digest:
-            owner = Index.parse(self.name, content).owner if content else "somebody who removed its manifest"
-            raise RunError(
-                f"{self.name} must not be written by two processes, but {owner} wrote it since this one did; what this "
-                "one did since its last commit is dropped. Let the other continue, or name another place with --run"
-            )
-
-    def _put_file(self, named: tuple[str, str]) -> None:
-        digest, path = named
-        self._remote.store.write(f"{OBJECTS}/{digest}", _chunks(self._remote.local_path(path), digest))
-        fault_point("mirror: between two objects")
-
-    def _put_bytes(self, content: bytes) -> str:
-        digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._remote.digests:
-            self._remote.store.write(f"{OBJECTS}/{digest}", [content])
-        return digest
-
-    def _upload_small_files(self) -> Files:
-        """Upload the settings, the summary and other small files directly in the folder."""
-        paths = [path for path in self._local.iterdir() if path.is_file() and not path.name.startswith(".")]
-        return {path.name: (self._put_bytes(path.read_bytes()),) for path in paths if path.name not in GROWING}
-
-    def _upload_growth(self) -> Files:
-        """Upload the new part of each growing file."""
-        return {name: self._put_growth(name) for name in GROWING if (self._local / name).exists()}
-
-    def _put_growth(self, name: str) -> tuple[str, ...]:
-        pieces = self._grown.get(name, [])
-        pieces = [] if len(pieces) >= MOST_PIECES else pieces
-        with (self._local / name).open("rb") as file:
-            file.seek(sum(size for _, size in pieces))
-            content = file.read()
-        self._grown[name] = [*pieces, (self._put_bytes(content), len(content))] if content else pieces
-        return tuple(digest for digest, _ in self._grown[name])
+        try:
+            put = self._store.put(MANIFEST.as_posix(), content, mode=self._replaces or "create")
+            self._index, self._replaces = index, _version_of(put)
+        except (AlreadyExistsError, PreconditionError):
+            if self._refresh() != content:  # otherwise this request was repeated after it had been done
+                owner = self._index.owner if self._index else "somebody who removed its manifest"
+                raise RunError(
+                    f"{self.name} must not be written by two processes, but {owner} wrote it since this one did; what "
+                    "this one did since its last commit is dropped. Let the other continue, or name another place with "
+                    "--run"
+                ) from None
 
     def _note_versions(self, manifest: Manifest) -> None:
         """Add the files of the versions that the log names; these are sealed and never changed."""
         for part in manifest.tables["versions"]:
             if part.file not in self._read:
                 for folder in read_part(self._local, part, ["folder"])["folder"].to_pylist():
-                    self._note_version(folder)
+                    sealed = self._run_folder / folder
+                    for name, digest in read_version(sealed)["files"].items():
+                        self._versions[f"{folder}/{name}"] = digest
+                    self._versions[f"{folder}/{VERSION_MANIFEST}"] = str(digest_of(sealed / VERSION_MANIFEST))
                 self._read.add(part.file)
 
-    def _note_version(self, folder: str) -> None:
-        sealed = self._run_folder / folder
-        for name, digest in read_version(sealed)["files"].items():
-            self._versions[f"{folder}/{name}"] = (digest,)
-        self._versions[f"{folder}/{VERSION_MANIFEST}"] = (str(digest_of(sealed / VERSION_MANIFEST)),)
+    def _local_path(self, path: str) -> Path:
+        return (self._run_folder if path.startswith(VERSIONS) else self._local) / path
+
+    def _take(self, take: Callable[[Index | None], None]) -> None:
+        """Take the files of the manifest, then the manifest; retry if another process commits in between."""
+        with self._explain():
+            for left in reversed(range(_PURSUITS)):
+                content = self._refresh()
+                try:
+                    take(self._index)
+                    break
+                except CorruptError:
+                    if not left or self._refresh() == content:
+                        raise
+        if content is not None:
+            (self._local / MANIFEST).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._local / MANIFEST, content)
+
+    def _pull(self, index: Index | None) -> None:
+        files = index.all_files() if index else {}
+        self._remove_others(files)
+        self._download({path: one for path, one in files.items() if one != digest_of(self._local_path(path))})
+
+    def _fetch(self, index: Index | None) -> None:
+        if index is None:
+            raise RunError(f"{self.name} must be a run, but has no {MANIFEST}; see --run")
+        files = {path: one for path, one in index.files.items() if not path.startswith(VERSIONS)}
+        before: Files = {}
+        with suppress(OSError, OmnidraftError):
+            before = Index.parse(str(self._local), (self._local / MANIFEST).read_bytes()).all_files()
+        self._download(
+            {
+                path: one
+                for path, one in {**index.parts(), **files}.items()
+                if before.get(path) != one or not self._local_path(path).exists()
+            }
+        )
+
+    def _remove_others(self, files: Files) -> None:
+        kept = {self._local_path(path) for path in files}
+        for found in list(self._local.rglob("*")):
+            foreign = found.relative_to(self._local).parts[0] in _NOT_OF_IT
+            if not foreign and found not in kept and not found.is_dir():
+                found.unlink()
+
+    def _download(self, files: Files) -> None:
+        def download(path: str) -> None:
+            place = self._local_path(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_chunks(place, self._read_checked(path, files[path]))
+
+        _for_each(download, files)
+
+    def _read_checked(self, path: str, digest: str) -> Iterator[bytes]:
+        """Yield the content of an object in chunks; raise `CorruptError` after the last one if the digest differs."""
+        found, name = hashlib.sha256(), f"{OBJECTS}/{digest}"
+        try:
+            for chunk in self._store.get(name).stream(min_chunk_size=CHUNK):
+                found.update(chunk)
+                yield bytes(chunk)
+        except FileNotFoundError:
+            raise CorruptError(f"{path} of {self.name} must be in {name}, which is not there; restore it") from None
+        if found.hexdigest() != digest:
+            raise CorruptError(
+                f"{path} of {self.name} must be in {name}, but that was changed or cut short; restore it"
+            )
 
 
 def place_of(run: Path) -> tuple[Path, Mirror]:
@@ -187,12 +283,72 @@ def mirror_of(local: Path, uri: str | None) -> Mirror:
     return ObjectMirror(local, uri) if uri else NoMirror(local)
 
 
-def _chunks(path: Path, digest: str) -> Iterator[bytes]:
-    """Yield the content of a file in chunks; raise `CorruptError` after the last one if the digest differs."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-            yield chunk
-    if found.hexdigest() != digest:
-        raise CorruptError(f"{path} must have the digest {digest[:12]}... that was committed, but was changed since")
+def local_copy(run: Path) -> Path:
+    """Return the folder to read a run from: the run's own, or the one that it is fetched into."""
+    uri = uri_of(run)
+    return fetch_logs(uri) if uri else run
+
+
+def fetch_logs(uri: str) -> Path:
+    """Fetch the committed logs of a run and its partitions; return the local folder, for reading only.
+
+    Only files that are new since the last call are fetched. Raises what `ObjectMirror.fetch` raises.
+    """
+    local = cache_folder("read", uri)
+    run = ObjectMirror(local, uri)
+    partitions = run.partitions()
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(local.parent / LOCK):
+        for other in (path for path in (local / PARTITIONS).glob("*") if path.name not in partitions):
+            shutil.rmtree(other)  # of another run that had the same name
+        for name in reversed(partitions):  # workers before the learner, and the run itself last
+            partition = run.partition(name)
+            if partition.manifest() is not None:
+                partition.fetch()
+        run.fetch()
+    return local
+
+
+def _open_store(uri: str) -> ObjectStore:
+    scheme, _, rest = uri.partition("://")
+    bucket, _, path = rest.partition("/")
+    path = path.strip("/")
+    if not bucket or "@" in bucket or {"", ".", ".."} & set(path.split("/")) or {"?", "\\"} & set(rest):
+        raise RunError(
+            "a run on an object store must be named s3://BUCKET/PATH, without options, and its keys must be in the "
+            f"environment; got {scheme}://.../{path.partition('?')[0]}"
+        )
+    store = S3Store if scheme == "s3" else GCSStore
+    attempts = int(os.environ.get("AWS_MAX_ATTEMPTS") or ATTEMPTS)
+    try:
+        return store(
+            bucket,
+            prefix=path,
+            client_options={
+                "allow_http": True,  # for a server that is named by an address of http
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                "read_timeout": timedelta(seconds=READ_SECONDS),
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+            },
+            retry_config={
+                "max_retries": attempts - 1,
+                "backoff": {"init_backoff": timedelta(seconds=1), "max_backoff": timedelta(seconds=10), "base": 2},
+            },
+        )
+    except (BaseError, ValueError) as error:
+        raise RunError(f"{uri} must be an object store that can be opened, but: {error}") from error
+
+
+def _version_of(found: "ObjectMeta | PutResult") -> "UpdateVersion":
+    known: UpdateVersion = {}
+    if found["e_tag"]:
+        known["e_tag"] = found["e_tag"]
+    if found["version"]:
+        known["version"] = found["version"]
+    return known
+
+
+def _for_each(do: Callable[[_T], None], over: Iterable[_T]) -> None:
+    """Call `do` for several items in parallel; after all are done, raise the first error."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        list(pool.map(do, over))

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from store.files import cache_root
 
@@ -16,13 +15,6 @@ def uri_of(run: Path) -> str | None:
     return f"{found[1]}://{found['rest']}" if found else None
 
 
-def append_path(uri: str, *names: str) -> str:
-    """Append names to the path of a URI; its query stays at the end."""
-    place, mark, options = uri.partition("?")
-    return "/".join((place.rstrip("/"), *names)) + mark + options
-
-
 def cache_folder(use: str, uri: str) -> Path:
     """Return the local folder of a run on an object store, in the cache folder; it has the run's name."""
-    name = PurePosixPath(urlsplit(uri).path).name
-    return cache_root() / use / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
+    return cache_root() / use / hashlib.sha256(uri.encode()).hexdigest()[:16] / PurePosixPath(uri).name

@@ -24,11 +24,10 @@ from tiny_pair import TinyPair
 
 from store.log.compaction import compact
 from store.log.manifest import MANIFEST, read_manifest
-from store.log.partitions import LEARNER, PARTITIONS, partition_folder
+from store.log.partitions import LEARNER, partition_folder
 from store.log.rollups import COUNTS
 from store.log.schema import TABLES
-from store.object_store.remote_run import RemoteRun
-from store.object_store.uri import append_path
+from store.object_store.mirror import ObjectMirror
 from store.registry.version_folder import open_version
 
 KILLS = int(os.environ.get("OMNIDRAFT_TEST_KILLS", "50"))  # of replays; servers get half as many
@@ -203,8 +202,7 @@ def test_many_kills_of_servers_lose_nothing_that_was_committed(
         if not seed % 2:
             return Path(run)
         pulled = pull_run(str(run), tmp_path / f"pulled-{number}")
-        learner = append_path(str(run), PARTITIONS, LEARNER)
-        RemoteRun(partition_folder(pulled, LEARNER), learner, pulled).pull()
+        ObjectMirror(pulled, str(run)).partition(LEARNER).pull()
         return pulled
 
     before: dict[str, list[dict[str, Any]]] = {}

@@ -16,7 +16,7 @@ from store.events import VersionPublished
 from store.fault_points import VARIABLE
 from store.log.manifest import MANIFEST, read_manifest
 from store.object_store.index import Index
-from store.object_store.remote_run import RemoteRun
+from store.object_store.mirror import ObjectMirror
 from store.registry.curves import Curves
 from store.registry.log_points import Counts, LogPoints, RowReader
 from store.registry.registered_version import metric_key
@@ -49,7 +49,7 @@ def machines(tmp_path: Path, objects: ObjectServer) -> Machines:
 
 def pull_run(place: str, folder: Path) -> Path:
     """Pull the whole run into a folder."""
-    RemoteRun(folder / "run", place).pull()
+    ObjectMirror(folder / "run", place).pull()
     return folder / "run"
 
 
@@ -155,7 +155,7 @@ def test_an_unreachable_store_ends_the_run_with_the_command_to_resume_it(
     life = machines.life(stream.begin(place), AWS_ENDPOINT_URL=door.endpoint)
     assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
     door.shut()
-    life.end().assert_clear(1, f"omnidraft replay --resume {place}", "Could not connect")
+    life.end().assert_clear(1, f"omnidraft replay --resume {place}", "must be reachable")
     machines.resume_elsewhere(place).assert_clear(0)
     assert_same(place, whole, tmp_path)
 

@@ -11,7 +11,7 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 from pipeline.config.settings import Config
 from pipeline.run.folder import open_run
 from pipeline.serve.run import ServerRun
-from store.object_store.remote_run import fetch_logs
+from store.object_store.mirror import fetch_logs
 from store.query.log_reader import LogReader
 
 

@@ -47,8 +47,7 @@ class ObjectServer:
         """The objects below a URI, relative to it."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-        keys = [item["Key"].removeprefix(f"{prefix}/") for page in pages for item in page.get("Contents", ())]
-        return [key for key in keys if not key.endswith("/")]  # pyarrow's marks of folders
+        return [item["Key"].removeprefix(f"{prefix}/") for page in pages for item in page.get("Contents", ())]
 
     def read(self, uri: str, name: str) -> bytes:
         """An object."""

@@ -12,14 +12,12 @@ from version_making import publication
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptRejected
 from store.log.checkpoint import read_checkpoint
-from store.log.manifest import MANIFEST, read_manifest
+from store.log.manifest import MANIFEST, Manifest, read_manifest
 from store.log.partitions import partition_folder
 from store.log.run_log import REJECTED, Commit, RunLog
-from store.object_store.client import ObjectStore
 from store.object_store.index import Index
-from store.object_store.mirror import MOST_PIECES, ObjectMirror
-from store.object_store.remote_run import QUEUE, RemoteRun, fetch_logs, local_copy
-from store.object_store.uri import append_path, uri_of
+from store.object_store.mirror import ObjectMirror, fetch_logs, local_copy
+from store.object_store.uri import uri_of
 from store.query.log_reader import LogReader
 from store.registry.version_folder import open_version
 
@@ -44,7 +42,7 @@ class Run:
 
     def publish(self, version: int) -> str:
         """Publish a version, which the next commit names. Returns its digest."""
-        _, event = publication(self.folder.parent, version, self.folder.name)
+        _, event = publication(self.folder, version)
         self.log.append(event)
         return event.digest
 
@@ -71,16 +69,12 @@ def read_index(objects: ObjectServer, place: str) -> Index:
 
 
 def object_of(objects: ObjectServer, place: str, path: str) -> str:
-    return f"objects/{read_index(objects, place).all_files()[path][0]}"
+    return f"objects/{read_index(objects, place).all_files()[path]}"
 
 
 def test_a_uri_is_recovered_from_a_path_and_a_folder_is_not_a_uri():
     assert uri_of(Path("s3://bucket/a b/run")) == "s3://bucket/a b/run"
-    assert uri_of(Path("s3://bucket/run?scheme=http&endpoint_override=h:1")).endswith(
-        "/run?scheme=http&endpoint_override=h:1"
-    )
     assert [uri_of(Path(name)) for name in ("runs/a", "/runs/s3:/a", "s3", "C:/runs")] == [None] * 4
-    assert append_path("s3://bucket/run/?region=x", "partitions", "a") == "s3://bucket/run/partitions/a?region=x"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +82,7 @@ def test_a_uri_is_recovered_from_a_path_and_a_folder_is_not_a_uri():
 )
 def test_an_invalid_uri_is_refused_and_the_error_hides_its_keys(uri: str):
     with pytest.raises(RunError, match="BUCKET/PATH") as refused:
-        ObjectStore(uri)
+        ObjectMirror(Path("run"), uri)
     assert "secret" not in str(refused.value)
 
 
@@ -122,17 +116,14 @@ def test_local_files_that_the_store_does_not_name_are_dropped(run: Run, place: s
 def test_the_manifest_is_put_after_all_objects_that_it_names(
     tmp_path: Path, place: str, objects: ObjectServer, monkeypatch
 ):
-    write, missing, commits = ObjectStore.write, [], []
+    replace, missing, commits = ObjectMirror._replace_manifest, [], []
 
-    def check_write(store: ObjectStore, name: str, chunks) -> None:
-        content = b"".join(chunks)
-        if name == MANIFEST.as_posix():
-            there = set(objects.names(place))
-            missing.extend({f"objects/{one}" for one in Index.parse(place, content).digests()} - there)
-            commits.append(name)
-        write(store, name, [content])
+    def check_first(mirror: ObjectMirror, index: Index) -> None:
+        missing.extend({f"objects/{one}" for one in index.digests()} - set(objects.names(place)))
+        commits.append(index)
+        replace(mirror, index)
 
-    monkeypatch.setattr(ObjectStore, "write", check_write)
+    monkeypatch.setattr(ObjectMirror, "_replace_manifest", check_first)
     run = Run(tmp_path / "run", place)
     (run.folder / "config.json").write_text("{}")
     run.publish(0)
@@ -148,13 +139,15 @@ def test_a_commit_is_done_only_when_the_store_has_it(run: Run, place: str, objec
     assert seen == [1]
 
 
-def test_objects_that_no_manifest_names_are_removed(run: Run, place: str, objects: ObjectServer):
+def test_objects_that_no_manifest_names_are_removed(tmp_path: Path, place: str, objects: ObjectServer):
     objects.write(place, "objects/" + "0" * 64, b"left by a killed process")
     objects.write(place, "notes.txt", b"written by somebody else")
+    run = Run(tmp_path / "run", place)
     for offset in range(4):
         run.commit(offset)
     named = {f"objects/{digest}" for digest in read_index(objects, place).digests()}
     assert set(objects.names(place)) == named | {MANIFEST.as_posix(), "notes.txt"}
+    run.kill()
 
 
 def test_the_earlier_of_two_writers_stops_with_an_error_that_names_the_later(run: Run, tmp_path: Path, place: str):
@@ -176,6 +169,40 @@ def test_a_new_run_does_not_replace_one_that_started_in_the_meantime(tmp_path: P
         RunLog(tmp_path / "late", mirror=late)
 
 
+def test_of_two_writers_that_commit_at_the_same_time_one_fails(tmp_path: Path, place: str, monkeypatch):
+    """The second one commits right before the first one replaces the manifest."""
+    first, second = (ObjectMirror(tmp_path / name, place) for name in ("first", "second"))
+    manifest = Manifest.empty("run")
+    for mirror, name in ((first, "first"), (second, "second")):
+        (tmp_path / name).mkdir()
+        mirror.pull()
+    replace = first._replace_manifest
+    monkeypatch.setattr(first, "_replace_manifest", lambda index: (second.push(manifest), replace(index)))
+    with pytest.raises(RunError, match="two processes"):
+        first.push(manifest)
+    monkeypatch.undo()
+    second.push(manifest)
+    assert ObjectMirror(tmp_path / "third", place).manifest() == manifest
+
+
+def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts(run: Run, place: str, monkeypatch):
+    run.commit(0)
+    store = run.mirror._store
+
+    class TwiceSent:
+        def put(self, name, content, **options):
+            store.put(name, content, **options)
+            return store.put(name, content, **options)
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+    monkeypatch.setattr(run.mirror, "_store", TwiceSent())
+    run.commit(1)
+    run.commit(2)
+    assert offsets_in(fetch_logs(place)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("path", ["log/decisions/part-000001.parquet", "checkpoint/000001/state.json"])
 @pytest.mark.parametrize("content", [b"x", None])
 def test_a_damaged_object_is_named_by_its_file(
@@ -192,46 +219,28 @@ def test_a_damaged_object_is_named_by_its_file(
 def test_a_manifest_cannot_name_files_elsewhere(run: Run, place: str, objects: ObjectServer, tmp_path: Path, path: str):
     run.commit(0)
     content = json.loads(objects.read(place, MANIFEST.as_posix()))
-    content["mirror"]["files"] = {path: ["0" * 64]}
+    content["mirror"]["files"] = {path: "0" * 64}
     objects.write(place, MANIFEST.as_posix(), json.dumps(content).encode())
     with pytest.raises(CorruptError, match="must"):
-        RemoteRun(tmp_path / "other", place).pull()
+        ObjectMirror(tmp_path / "other", place).pull()
 
 
-@pytest.mark.slow
-def test_growing_files_are_put_in_pieces_and_fetched_whole(run: Run, tmp_path: Path, place: str, objects: ObjectServer):
-    lines = b""
-    for number in range(MOST_PIECES + 5):
+def test_a_file_that_grows_is_fetched_as_it_was_committed(run: Run, tmp_path: Path, place: str):
+    for number in range(3):
         run.log.append(PromptRejected("docs", number + 1, "no prompt"))
-        with (run.folder / QUEUE).open("ab") as queue:
-            queue.write(b'{"id": %d}\n' % number)
-        lines += b'{"id": %d}\n' % number
         run.commit()
-    assert 1 < len(read_index(objects, place).files[QUEUE]) < MOST_PIECES
+    committed = (run.folder / REJECTED).read_bytes()
+    run.log.append(PromptRejected("docs", 4, "no prompt"))
     run.kill()
     other = Run(tmp_path / "other", place)
     other.kill()
-    assert (other.folder / QUEUE).read_bytes() == lines
-    assert (other.folder / REJECTED).read_bytes() == (run.folder / REJECTED).read_bytes()
-
-
-def test_a_queue_that_was_rewritten_after_a_resume_is_put_again(run: Run, tmp_path: Path, place: str):
-    (run.folder / QUEUE).write_bytes(b"one\ntwo\nthree\n")
-    run.commit(0)
-    run.kill()
-    other = Run(tmp_path / "other", place)
-    (other.folder / QUEUE).write_bytes(b"one\nfour\n")
-    other.commit(1)
-    other.kill()
-    third = Run(tmp_path / "third", place)
-    third.kill()
-    assert (third.folder / QUEUE).read_bytes() == b"one\nfour\n"
+    assert (other.folder / REJECTED).read_bytes() == committed
 
 
 def test_committed_versions_are_fetched_sealed_and_later_ones_are_not(run: Run, tmp_path: Path, place: str):
     digest = run.publish(0)
     run.commit(0)
-    publication(run.folder.parent, 1, run.folder.name)
+    publication(run.folder, 1)
     run.commit(1)
     run.kill()
     other = Run(tmp_path / "other", place)
@@ -269,13 +278,15 @@ def test_a_reader_fetches_only_new_objects(run: Run, place: str, monkeypatch):
     run.commit(0)
     fetch_logs(place)
     requested = []
-    chunks = ObjectStore.chunks
-    monkeypatch.setattr(ObjectStore, "chunks", lambda self, name: requested.append(name) or chunks(self, name))
+    read = ObjectMirror._read_checked
+    monkeypatch.setattr(
+        ObjectMirror, "_read_checked", lambda self, path, digest: requested.append(digest) or read(self, path, digest)
+    )
     run.commit(1)
     requested.clear()
     assert offsets_in(local_copy(Path(place))) == [0, 1]
     digest = read_manifest(run.folder).tables["decisions"][1].sha256
-    assert requested == [MANIFEST.as_posix(), f"objects/{digest}"]
+    assert requested == [digest]
 
 
 def test_a_reader_tolerates_a_manifest_that_is_replaced_while_it_reads(
@@ -283,15 +294,15 @@ def test_a_reader_tolerates_a_manifest_that_is_replaced_while_it_reads(
 ):
     """The checkpoint that the first manifest names no longer exists when the reader requests it."""
     run.commit(0)
-    forget = RemoteRun._remove_others
+    forget = ObjectMirror._remove_others
     once = iter([lambda: run.commit(1)])
 
     def meanwhile(self, files) -> None:
         forget(self, files)
         next(once, lambda: None)()
 
-    monkeypatch.setattr(RemoteRun, "_remove_others", meanwhile)
-    RemoteRun(tmp_path / "other", place).pull()
+    monkeypatch.setattr(ObjectMirror, "_remove_others", meanwhile)
+    ObjectMirror(tmp_path / "other", place).pull()
     assert offsets_in(tmp_path / "other") == [0, 1]
 
 
@@ -313,7 +324,7 @@ def test_partitions_are_fetched_with_their_run(run: Run, place: str, tmp_path: P
 
 def test_versions_of_a_partition_are_in_the_folder_of_the_run(tmp_path: Path, place: str):
     first = Run(tmp_path / "one", place, "learner")
-    _, event = publication(tmp_path, 0, "one")
+    _, event = publication(tmp_path / "one", 0)
     first.log.append(event)
     first.commit(0)
     first.kill()
