@@ -24,13 +24,9 @@ TRIAL_INTERVAL = 8  # passes; one of so many is without drafts until the cost of
 
 
 class MakeSequence(Protocol):
-    """Makes a sequence of the tokens of a prompt.
+    """Makes a sequence of the tokens of a prompt."""
 
-    Attributes:
-        offset: number of the next one.
-    """
-
-    offset: int
+    offset: int  # number of the next one
 
     def __call__(self, tokens: list[int], request: RowRequest | None) -> SequenceState:
         """Return the sequence, which was not there before."""
@@ -62,9 +58,6 @@ class PlainTrials(Exploration):
 
 class EngineDrafter:
     """Drafts of unequal length for the rows of an engine's batch.
-
-    Attributes:
-        runner, make: as given.
 
     Args:
         runner: drafts; its last stage is `judge`.

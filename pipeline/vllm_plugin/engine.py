@@ -46,43 +46,26 @@ GIVEN_DRAFTING_COST = 0.05  # of a drafter pass, relative to the first of the gi
 
 
 class EngineFacts(NamedTuple):
-    """Facts about the engine and its target.
+    """Facts about the engine and its target."""
 
-    Attributes:
-        model: name of the target, or the place that it is loaded from.
-        served: name under which it is served; a label of the counters.
-        size: number of ids of the target.
-        longest: maximum number of tokens of a text.
-        most: maximum number of tokens of a draft.
-        rows: maximum number of rows of a batch.
-        ends: token ids after which nothing follows.
-    """
-
-    model: str
-    served: str
-    size: int
-    longest: int
-    most: int
-    rows: int
-    ends: frozenset[int]
+    model: str  # name of the target, or the place that it is loaded from
+    served: str  # name under which it is served; a label of the counters
+    size: int  # number of ids of the target
+    longest: int  # maximum number of tokens of a text
+    most: int  # maximum number of tokens of a draft
+    rows: int  # maximum number of rows of a batch
+    ends: frozenset[int]  # token ids after which nothing follows
 
 
 @dataclass(frozen=True)
 class DraftingParts:
-    """What depends on whether there is a drafter model.
-
-    Attributes:
-        decode, translate: the first stages.
-        judge: the last stage.
-        spell: returns the drafter's pieces of a prompt.
-        teacher_temperature: of the distributions that are kept for learning.
-    """
+    """What depends on whether there is a drafter model."""
 
     decode: "Decode | NoModel"
     translate: Translate
-    judge: Judge
-    spell: Callable[[list[int]], list[int]]
-    teacher_temperature: float = 1.0
+    judge: Judge  # the last stage
+    spell: Callable[[list[int]], list[int]]  # returns the drafter's pieces of a prompt
+    teacher_temperature: float = 1.0  # of the distributions that are kept for learning
 
 
 class NothingLearned(Learner):
@@ -184,27 +167,6 @@ class PluginEngine:
                 self._commit(True)
 
 
-def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
-    """Build the plugin's parts. Without a run and without a model, nothing heavy is imported.
-
-    Raises:
-        OmnidraftError: a model cannot be loaded, or the run cannot be written.
-    """
-    if settings.run is not None or "model" in settings.sources:
-        from pipeline.vllm_plugin.recorded import build_recorded
-
-        return build_recorded(settings, facts)
-    recorder = Recorder(facts.model, _no_bytes, _no_text, text=False)
-    parts = make_copying_parts(facts)
-    costs = make_costs(settings)
-
-    def take(events: Iterable[Event]) -> None:
-        for event in events:
-            count_event(facts.served, event)
-
-    return PluginEngine(build_drafter(settings, facts, costs, parts, recorder, NothingLearned(), take))
-
-
 def make_costs(settings: PluginSettings) -> CostModel:
     """Return the costs that the settings name, or else ones that are measured."""
     given = settings.pass_costs
@@ -233,9 +195,6 @@ def build_drafter(
     """Build what drafts.
 
     Args:
-        settings, facts, costs, parts: see there.
-        recorder: makes events.
-        learner: receives completed requests.
         take: receives the events.
         accepts_examples: whether a training example of a new request is recorded.
         decode_text: returns the text of a prompt, which the log keeps.
@@ -280,9 +239,6 @@ def _refuse_prompt(prompt: PromptReceived) -> SequenceState:
     raise NotImplementedError("the engine's sequences are made of tokens")
 
 
-def _no_bytes(token: int) -> None:
-    return None
-
-
-def _no_text(tokens: list[int]) -> str:
-    return ""
+def make_textless_recorder(model: str) -> Recorder:
+    """Return what makes events without texts, which needs no tokenizer."""
+    return Recorder(model, lambda token: None, lambda tokens: "", text=False)

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.vllm_plugin.engine import EngineFacts, PluginEngine, build_engine
+from pipeline.vllm_plugin.engine import (
+    EngineFacts,
+    NothingLearned,
+    PluginEngine,
+    build_drafter,
+    count_event,
+    make_copying_parts,
+    make_costs,
+    make_textless_recorder,
+)
 from pipeline.vllm_plugin.runner_requests import BatchRequests, read_requests, wrap_runner
 from pipeline.vllm_plugin.sequences import EngineRow
-from pipeline.vllm_plugin.settings import read_settings
+from pipeline.vllm_plugin.settings import PluginSettings, read_settings
 from store.errors import UsageError
+from store.events import Event
 
 LOG = logging.getLogger("omnidraft.vllm")
 
@@ -177,6 +187,25 @@ def _commit_while_idle(engine: PluginEngine) -> None:
             time.sleep(IDLE_SECONDS)
     except Exception:
         LOG.exception("omnidraft cannot save its run")
+
+
+def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
+    """Build the plugin's parts. Without a run and without a model, nothing heavy is imported.
+
+    Raises:
+        OmnidraftError: a model cannot be loaded, or the run cannot be written.
+    """
+    if settings.run is not None or "model" in settings.sources:
+        from pipeline.vllm_plugin.recorded import build_recorded
+
+        return build_recorded(settings, facts)
+
+    def take(events: Iterable[Event]) -> None:
+        for event in events:
+            count_event(facts.served, event)
+
+    costs, parts, recorder = make_costs(settings), make_copying_parts(facts), make_textless_recorder(facts.model)
+    return PluginEngine(build_drafter(settings, facts, costs, parts, recorder, NothingLearned(), take))
 
 
 def find_run(run: Path | None, parallel: Any) -> Path | None:

@@ -35,6 +35,7 @@ from pipeline.vllm_plugin.engine import (
     count_event,
     make_copying_parts,
     make_costs,
+    make_textless_recorder,
 )
 from pipeline.vllm_plugin.model_parts import load_parts
 from pipeline.vllm_plugin.settings import PluginSettings
@@ -109,19 +110,16 @@ class _Builder:
         if self._run is None:
             return self._build(None)
         with self._run.acquire(resume=is_unfinished(self._run.folder)):
-            state = self._check_state(self._run.snapshot)
+            state = self._run.snapshot
+            if state and state["model"] != self._facts.model:
+                raise RunError(
+                    f"{self._folder} must be the run of {self._facts.model}, but is that of {state['model']}; name "
+                    "another folder with OMNIDRAFT_VLLM_RUN"
+                )
             self.exit.enter_context(self._run.open(self._config))
         engine = self._build(state)
         self._run.snapshot = None  # its content is restored
         return engine
-
-    def _check_state(self, state: State | None) -> State | None:
-        if state and state["model"] != self._facts.model:
-            raise RunError(
-                f"{self._folder} must be the run of {self._facts.model}, but is that of {state['model']}; name another "
-                "folder with OMNIDRAFT_VLLM_RUN"
-            )
-        return state
 
     def _build(self, state: State | None) -> PluginEngine:
         settings, facts, clock = self._settings, self._facts, Clock(perf_counter)
@@ -154,7 +152,7 @@ class _Builder:
     def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
         """Return what makes events, and what returns the text of a prompt; without texts, no tokenizer is loaded."""
         if not self._config.log.text:
-            return Recorder(self._facts.model, _no_bytes, _no_text, text=False), _no_text
+            return make_textless_recorder(self._facts.model), lambda tokens: ""
         vocabulary = (
             models.target_vocabulary
             if models
@@ -229,11 +227,3 @@ class _Builder:
             if self._learning:
                 self._learning.close(LEARNER_SECONDS)
             self.exit.close()
-
-
-def _no_bytes(token: int) -> None:
-    return None
-
-
-def _no_text(tokens: list[int]) -> str:
-    return ""

@@ -16,17 +16,11 @@ WRAPPED = "passes_runner_to_proposer"
 
 
 class BatchRequests(NamedTuple):
-    """The requests of an engine.
+    """The requests of an engine."""
 
-    Attributes:
-        rows: those of the batch, in its order.
-        waiting: ids of all that have not ended, also of those that are in the batch or were preempted.
-        greedy: whether all of these are greedy.
-    """
-
-    rows: list[RowRequest]
-    waiting: frozenset[str]
-    greedy: bool
+    rows: list[RowRequest]  # those of the batch, in its order
+    waiting: frozenset[str]  # ids of all that have not ended, also of those that are in the batch or were preempted
+    greedy: bool  # whether all of these are greedy
 
 
 def wrap_runner() -> bool:

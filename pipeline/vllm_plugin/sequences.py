@@ -16,54 +16,32 @@ Text = npt.NDArray[np.int32]
 
 
 class RowRequest(NamedTuple):
-    """What an engine knows of a request.
+    """What an engine knows of a request."""
 
-    Attributes:
-        name: its id.
-        longest: number of tokens of its text, prompt included, at which it ends.
-        ends: ids at which it ends, in addition to those of the model.
-        ignores_ends: whether it does not end at those of the model.
-        departure: why it ended, if it is gone before any of these: a reason of `PromptCompleted`.
-    """
-
-    name: str
-    longest: int
-    ends: frozenset[int] = frozenset()
-    ignores_ends: bool = False
-    departure: str = "cancelled"
+    name: str  # its id
+    longest: int  # number of tokens of its text, prompt included, at which it ends
+    ends: frozenset[int] = frozenset()  # ids at which it ends, in addition to those of the model
+    ignores_ends: bool = False  # whether it does not end at those of the model
+    departure: str = "cancelled"  # why it ended, if it is gone before any of these: a reason of `PromptCompleted`
 
 
 class EngineRow(NamedTuple):
-    """A row of an engine's batch after a pass.
+    """A row of an engine's batch after a pass."""
 
-    Attributes:
-        text_T: its whole text, prompt included (T,).
-        emitted: how many of the last tokens the pass emitted; none while it reads the prompt.
-        request: None if the engine does not give it.
-    """
-
-    text_T: Text
-    emitted: int
-    request: RowRequest | None = None
+    text_T: Text  # its whole text, prompt included (T,)
+    emitted: int  # how many of the last tokens the pass emitted; none while it reads the prompt
+    request: RowRequest | None = None  # None if the engine does not give it
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A row's sequence, and the tokens that the pass emitted.
+    """A row's sequence, and the tokens that the pass emitted."""
 
-    Attributes:
-        sequence: holds the text before the pass.
-        emitted: the new tokens.
-        is_new: whether it was not there at the last step.
-        has_returned: whether it was paused: if it was preempted, the pass has read its text again.
-        limit: number of tokens after which it ends, the new ones included; None if not known.
-    """
-
-    sequence: SequenceState
+    sequence: SequenceState  # holds the text before the pass
     emitted: tuple[int, ...]
-    is_new: bool
-    has_returned: bool = False
-    limit: int | None = None
+    is_new: bool  # whether it was not there at the last step
+    has_returned: bool = False  # whether it was paused: if it was preempted, the pass has read its text again
+    limit: int | None = None  # number of tokens after which it ends, the new ones included; None if not known
 
 
 class Departed(NamedTuple):

@@ -48,7 +48,8 @@ Distribution = dict[tuple[int, ...], Fraction]
 
 def draft_after(prompt: Sequence[int], *emitted: int) -> list[int]:
     """The draft of a plugin with a history, after a prompt and tokens that were emitted one per pass."""
-    from pipeline.vllm_plugin.engine import EngineFacts, build_engine
+    from pipeline.vllm_plugin.engine import EngineFacts
+    from pipeline.vllm_plugin.proposer import build_engine
     from pipeline.vllm_plugin.sequences import EngineRow
     from pipeline.vllm_plugin.settings import PluginSettings
 
