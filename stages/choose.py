@@ -89,11 +89,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             self._make_draft(row, trees[row], seconds) if row in trees else draft
             for row, draft in zip(batch, drafts, strict=True)
         ]
-        return [self._with_choice(draft) for draft in drafts]
-
-    def _with_choice(self, draft: Draft) -> Draft:
-        choice = self._choices.get(draft.row)
-        return replace(draft, action=choice.action, propensity=choice.propensity) if choice else draft
+        choices = [self._choices.get(row) for row in batch]
+        return [
+            replace(draft, action=choice.action, propensity=choice.propensity) if choice else draft
+            for draft, choice in zip(drafts, choices, strict=True)
+        ]
 
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
         """Return the action with the highest expected tokens per second."""

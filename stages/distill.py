@@ -46,10 +46,8 @@ class Distiller(Protocol):
         return
 
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
-        """Learn from a completed prompt; prompts come in stream order. Without soft targets only the head learns.
-
-        Returns:
-            the updates that followed.
+        """Learn from a completed prompt and return the updates that followed; prompts come in stream order. Without
+        soft targets only the head learns.
         """
         ...
 

@@ -14,11 +14,7 @@ class StopRule(Protocol):
     """Selects the rows that draft one more piece. Pure."""
 
     def select_rows(self, survivals: Sequence[Survival], open_rows: Sequence[int]) -> Sequence[int]:
-        """Select the rows that draft one more piece. Called after every drafter pass of a block.
-
-        Returns:
-            the selected ones of `open_rows`.
-        """
+        """Return the rows of `open_rows` that draft one more piece. Called after every drafter pass of a block."""
         ...
 
 

@@ -117,10 +117,8 @@ def learn(
 
 @compile_function
 def merge(table: TableArrays, other: TableArrays, begin: int, clock: int, most: int) -> tuple[int, int]:
-    """Add the counts of another table from a slot on, as `learn` those of a text.
-
-    Returns:
-        the first slot that was not added, and the number of contexts that were added.
+    """Add the counts of another table from a slot on, as `learn` those of a text. Returns the first slot that was not
+    added, and the number of contexts that were.
     """
     added = np.int64(0)
     for slot in range(begin, len(other.hashes)):

@@ -143,10 +143,8 @@ class Search:
         rows: RowNumbers,
         emitted: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Count the hits and trials of all options at the places of emitted tokens.
-
-        Returns:
-            per row, how many of its tokens the table alone held for the likeliest.
+        """Count the hits and trials of all options at the places of emitted tokens. Returns per row how many of its
+        tokens the table alone held for the likeliest.
         """
         joined = array("q", [token for own in emitted for token in own])
         counts, predicted = array("q", map(len, emitted)), array("q", bytes(8 * len(emitted)))

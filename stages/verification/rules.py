@@ -291,7 +291,7 @@ class PaperRule(Rule):
             [
                 (
                     (_path_probability(proposal.draft, proposed),),
-                    (_probability(proposed, target_probs_NV[start + index]),),
+                    (0.0 if proposed.token is None else float(target_probs_NV[start + index, proposed.token]),),
                 )
                 for index, proposed in enumerate(proposal.tokens)
             ]
@@ -320,10 +320,6 @@ def _path_probability(draft: Draft, proposed: ProposedToken) -> float:
     return prod(float(draft.draft_probs_KD[i, draft.pieces[i]]) for i in range(proposed.start, proposed.stop))
 
 
-def _probability(proposed: ProposedToken, target_probs_V: Tensor) -> float:
-    return 0.0 if proposed.token is None else float(target_probs_V[proposed.token])
-
-
 @dataclass(frozen=True)
 class Mode:
     """A mode of verification: a rule with its requirements on drafting and translation."""
@@ -343,14 +339,10 @@ class Mode:
         return {piece for pieces in spelling if pieces and len(pieces) <= longest for piece in pieces}
 
 
-def _trie_rule(trie: Trie, spelling: Spelling) -> Rule:
-    return TrieRule(trie)
-
-
 # By the name of the setting `draft.mode`.
 MODES = {
-    "trie": Mode(_trie_rule),
+    "trie": Mode(lambda trie, spelling: TrieRule(trie)),
     "match": Mode(lambda trie, spelling: TrieRule(trie, one_hot_probs)),
-    "tli": Mode(_trie_rule, ngrams=False),
+    "tli": Mode(lambda trie, spelling: TrieRule(trie), ngrams=False),
     "paper": Mode(PaperRule, exact=False, copies=False, parse=parse_longest),
 }

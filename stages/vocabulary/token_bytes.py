@@ -116,7 +116,7 @@ class _Reader:
         if index in self._ends or (token is not None and token.special):
             return Kind.SPECIAL
         if content[:1] in "<[" and _MARKER.fullmatch(content):
-            merged = [] if token else [one.id for one in self._model.tokenize(content)]
+            merged = [] if token is not None else [one.id for one in self._model.tokenize(content)]
             return Kind.NORMAL if merged == [index] else Kind.MARKER
         return Kind.NORMAL if token is None else Kind.ADDED
 

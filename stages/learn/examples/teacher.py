@@ -138,7 +138,14 @@ class TrieTeacher(Teacher):
         if self._off_policy:
             found = enumerate(map(_find_rejected, batch, outcomes))
             rejected = {number: index for number, index in found if index is not None}
-        after = [_path_after(batch[number], index, starts[number]) for number, index in rejected.items()]
+        after = [  # the drafted tokens after the rejected one that the target read
+            _Path(
+                len(batch[number].draft.row.pieces) + batch[number].tokens[index].stop,
+                batch[number].verifiable[index + 1 :],
+                starts[number] + index + 1,
+            )
+            for number, index in rejected.items()
+        ]
         selected = self._select([*paths, *after], logits_NV)
         spans = {
             number: _make_span(batch[number], index, logits)
@@ -211,12 +218,6 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
     values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
     return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
-
-
-def _path_after(proposal: Proposal, index: int, start: int) -> _Path:
-    """Return the path of the drafted tokens after the rejected one that the target read."""
-    position = len(proposal.draft.row.pieces) + proposal.tokens[index].stop
-    return _Path(position, proposal.verifiable[index + 1 :], start + index + 1)
 
 
 def _make_span(proposal: Proposal, index: int, logits: TopLogits) -> OffPolicySpan:

@@ -214,10 +214,8 @@ class UpdateScheduler:
         return dropped
 
     def forget(self, chosen: Chooser) -> int:
-        """Forget examples and what was learned from them, as far as the trainer can; drop the pending update.
-
-        Returns:
-            the number of prompts that were found.
+        """Forget examples and what was learned from them, as far as the trainer can; drop the pending update. Returns
+        the number of prompts that were found.
         """
         if self._pending:
             attempt, _, _ = self._take_result(self._pending)
