@@ -197,10 +197,21 @@ def read_store(uri: str) -> dict[str, Any]:
     assert len(found) == len(runs)
     assert len(set(models.values())) == len(models)
     versions = list_versions(uri)
+    # A duplicate that was removed took a number, which MLflow gives to no other.
+    places = {(one.name, one.number): place for place, one in enumerate(reversed(versions))}
     return {
         "runs": {name: _read_run(client, run, models) for name, run in runs.items()},
         "models": sorted(models.values()),
-        "versions": [replace(version, created_at=None, digest=None) for version in versions],  # type: ignore[arg-type]
+        "versions": [
+            replace(
+                one,
+                number=places[one.name, one.number],
+                parent=None if one.parent is None else places.get((one.name, one.parent)),
+                created_at=None,  # type: ignore[arg-type]
+                digest=None,
+            )
+            for one in versions
+        ],
     }
 
 
