@@ -332,3 +332,21 @@ def test_nothing_is_drafted_where_the_longest_draft_would_leave_the_context(leng
     decode.model.max_length = 10
     decode.admit(row)
     assert len(decode([row])[0].pieces) == drafted
+
+
+def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():
+    """A token without pieces was emitted."""
+    decode, row = new_decode(max_draft=1), row_of([0, 1])
+    decode.admit(row)
+    for _ in range(2):
+        (draft,) = decode([row])
+        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
+
+
+def test_what_was_drafted_and_rejected_is_no_longer_counted_as_read():
+    decode, row = new_decode(), row_of([0, 1])
+    decode.admit(row)
+    for piece in (2, 4, 2, 2, 0):
+        decode([row])
+        row.pieces.append(piece)
+        assert decode._read[row] == decode.model.tokens_read(row)

@@ -290,3 +290,11 @@ def test_rows_have_the_scope_of_their_client():
     assert nobody == 0
     assert len({nobody, one, two}) == 3
     assert again == one
+
+
+def test_equal_seeds_draw_equal_numbers():
+    queue = make_queue(waiting=10)
+    for seed in (4, 5, 4):
+        queue.submit(stub_request(sampling={"seed": seed}), RecordingListener())
+    one, other, again = (queue.prepare_sequence(prompt).rng.uniform(None) for prompt in queue)
+    assert one == again != other
