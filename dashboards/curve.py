@@ -22,23 +22,14 @@ MOST_NUMBERS = 60  # versions up to which the plot shows their numbers
 
 @dataclass(frozen=True)
 class Curve:
-    """Data of the plot.
+    """Data of the plot."""
 
-    Attributes:
-        offsets: last stream offset of each window.
-        acceptance: that of the drafter model's drafts in each window.
-        efficiency: emitted target tokens per target forward in each window.
-        datasets: name and first offset of each dataset.
-        drifts: offsets of the alarms with a response.
-        versions: offset and number of each published version.
-    """
-
-    offsets: Sequence[int]
-    acceptance: Sequence[Acceptance]
-    efficiency: Sequence[float]
-    datasets: Sequence[tuple[str, int]]
-    drifts: Sequence[int]
-    versions: Sequence[tuple[int, int]]
+    offsets: Sequence[int]  # last stream offset of each window
+    acceptance: Sequence[Acceptance]  # of the drafter model's drafts in each window
+    efficiency: Sequence[float]  # emitted target tokens per target forward in each window
+    datasets: Sequence[tuple[str, int]]  # name and first offset of each dataset
+    drifts: Sequence[int]  # offsets of the alarms with a response
+    versions: Sequence[tuple[int, int]]  # offset and number of each published version
 
 
 _WINDOWS = """

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from store.errors import CorruptError, OmnidraftError, QueryError, RunError, UsageError
 from store.log.lock import is_being_written
-from store.log.manifest import MANIFEST
+from store.log.manifest import newest_manifest
 from store.log.partitions import committed_at, log_folders, read_manifests
 from store.query.log_reader import LogReader, run_folders
 
@@ -30,21 +30,13 @@ class BusyError(UsageError):
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run in a list.
+    """State of a run in a list."""
 
-    Attributes:
-        name: name of its folder.
-        prompts: number of completed and committed prompts.
-        activity: `finished` if its whole stream is in the log, `running` while a process writes it, or `stopped`.
-        seconds: seconds since its last commit.
-        problem: error that prevents reading it; empty if there is none.
-    """
-
-    name: str
-    prompts: int
-    activity: str
-    seconds: float
-    problem: str = ""
+    name: str  # of its folder
+    prompts: int  # completed and committed
+    activity: str  # `finished` if its whole stream is in the log, `running` while a process writes it, or `stopped`
+    seconds: float  # since its last commit
+    problem: str = ""  # error that prevents reading it
 
 
 class Logs:
@@ -101,7 +93,7 @@ class Logs:
         """
         try:
             stats = [
-                (log.relative_to(folder.parent), (log / MANIFEST).stat())
+                (log.relative_to(folder.parent), newest_manifest(log).stat())
                 for folder in self.choose_runs(names).values()
                 for log in log_folders(folder)
             ]

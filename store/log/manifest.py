@@ -187,6 +187,12 @@ def has_manifest(folder: Path) -> bool:
     return False
 
 
+def newest_manifest(folder: Path) -> Path:
+    """Return the file of a log's manifest; that of the commit before if it is lost."""
+    path, previous = folder / MANIFEST, folder / PREVIOUS
+    return path if path.exists() or not previous.exists() else previous
+
+
 def folders_with_manifest(parent: Path) -> list[Path]:
     """Return the folders directly in `parent` that have a log, sorted by name."""
     return sorted({path.parents[1] for path in parent.glob("*/log/manifest*.json")})

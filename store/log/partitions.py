@@ -21,6 +21,7 @@ from store.log.manifest import (
     edit_manifest,
     folders_with_manifest,
     has_manifest,
+    newest_manifest,
     read_manifest,
 )
 from store.log.schema import TABLES
@@ -67,7 +68,7 @@ def named_parts(run_folder: Path, table: str) -> list[tuple[Path, Part]]:
 
 def committed_at(run_folder: Path) -> float:
     """Return the time of the last commit of any log of the run, in seconds since 1970; 0 if there is no log."""
-    return max((_modification_time(folder / MANIFEST) for folder in log_folders(run_folder)), default=0.0)
+    return max(_modification_time(newest_manifest(folder)) for folder in log_folders(run_folder))
 
 
 def worker_folder(run_folder: Path, number: int) -> Path:

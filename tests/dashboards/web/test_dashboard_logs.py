@@ -10,6 +10,7 @@ from stream_making import append, prompt, write
 
 from dashboards.web.logs import MOST_WAITING, BusyError, Logs
 from store.errors import QueryError, RunError, UsageError
+from store.log.manifest import MANIFEST, PREVIOUS
 from store.log.partitions import create_worker_partition
 from store.log.run_log import RunLog
 from store.query.log_reader import LogReader
@@ -73,7 +74,9 @@ def test_a_removed_run_is_reported(runs: Path):
     folder = write(runs / "a", [prompt(0)])
     logs = Logs(folder, runs)
     assert logs.read([], prompts) == 1
-    (folder / "log" / "manifest.json").unlink()
+    (folder / MANIFEST).unlink()
+    assert logs.read([], prompts) == 1, "the previous manifest stands in"
+    (folder / PREVIOUS).unlink()
     with pytest.raises(RunError, match=r"manifest.json must be the manifest of a run"):
         logs.read([], prompts)
     logs.close()

@@ -19,6 +19,7 @@ from places import ROOT
 from serving_runs import Serve
 from stream_making import append, stream, write
 
+from store.log.manifest import MANIFEST, PREVIOUS
 from store.log.run_log import RunLog
 
 
@@ -119,7 +120,8 @@ def test_a_large_response_is_truncated_and_marked(address: str):
 
 def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
     folder = write(tmp_path / "runs" / "a", stream(5))
-    (folder / "log" / "manifest.json").write_text("{}")
+    for name in (MANIFEST, PREVIOUS):
+        (folder / name).write_text("{}")
     address = serve(tmp_path / "runs")
     (state,) = json.loads(get(f"{address}/api/states")[1])
     assert "must be the manifest of a log" in state["problem"]

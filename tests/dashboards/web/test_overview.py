@@ -10,6 +10,7 @@ from stream_making import append, stream, write
 from dashboards.web import overview
 from dashboards.web.logs import Logs, default_runs
 from store.log.lock import RunLock
+from store.log.manifest import MANIFEST, PREVIOUS
 from store.log.run_log import RunLog
 
 
@@ -76,7 +77,8 @@ def test_the_newest_run_with_a_prompt_is_the_default(runs: Path):
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
-    (runs / "plain" / "log" / "manifest.json").write_text("{")
+    for name in (MANIFEST, PREVIOUS):
+        (runs / "plain" / name).write_text("{")
     rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
     assert "manifest.json" in rows["plain"]["problem"]
     assert rows["stopped"]["judged"] == 80
