@@ -1,7 +1,7 @@
 """Plots the acceptance curve of one run: `python -m dashboards.curve RUN curve.png`.
 
-The plot shows acceptance rate, with a band for its interval of 95%, and block efficiency per window of prompts, with
-datasets, drift marks and versions along the stream. Each kind of mark has its own shape.
+The plot shows acceptance rate, with a band for its interval of 95%, and block efficiency per window of 20 prompts or
+more, with datasets, drift marks and versions along the stream. Each kind of mark has its own shape.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dashboards.plots import BLUE, GREY, ORANGE, panels, plot_parser, run_command
-from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader
+from store.query.rates import Acceptance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WINDOW = 20  # prompts per point
 MOST_NUMBERS = 60  # versions up to which the plot shows their numbers
 
 
@@ -32,31 +31,19 @@ class Curve:
     versions: Sequence[tuple[int, int]]  # offset and number of each published version
 
 
-_WINDOWS = """
-    WITH numbered AS (
-        SELECT *, (row_number() OVER (PARTITION BY dataset ORDER BY "offset") - 1) // {window} AS part FROM prompts
-    )
-    SELECT max("offset") AS last, sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
-           sum(emitted) / sum(blocks) AS efficiency
-    FROM numbered GROUP BY dataset, part ORDER BY last
-"""
-
-_DRIFTS = """SELECT "offset" AS at FROM drifts WHERE action IN ('reset', 'recall') ORDER BY 1"""
-
-
-def read_curve(run_folder: Path, window: int = WINDOW) -> Curve:
-    """Read the curve from a run's committed log, in windows of `window` prompts of one dataset."""
+def read_curve(run_folder: Path) -> Curve:
+    """Read the curve from a run's committed log, in the windows of the recipe `acceptance-over-time`."""
     with LogReader([run_folder]) as log:
-        windows = log.select(_WINDOWS.format(window=window)).to_pydict()
+        windows = log.recipe("acceptance-over-time").to_pydict()
         datasets = log.select('SELECT dataset, min("offset") AS first FROM prompts GROUP BY 1 ORDER BY 2').to_pylist()
-        drifts = log.select(_DRIFTS).to_pydict()
+        drifts = log.recipe("drifts").to_pylist()
         versions = log.select('SELECT "offset" AS at, version FROM versions ORDER BY seq').to_pylist()
     return Curve(
-        windows["last"],
+        windows["last_offset"],
         [Acceptance(*counts) for counts in zip(windows["accepted"], windows["judged"], strict=True)],
-        windows["efficiency"],
+        windows["block_efficiency"],
         [(row["dataset"], row["first"]) for row in datasets],
-        drifts["at"],
+        [row["offset"] for row in drifts if row["acted_upon"]],
         [(row["at"], row["version"]) for row in versions],
     )
 
@@ -107,7 +94,6 @@ def _mark(axes: "Axes", curve: Curve) -> None:
 
 
 PARSER = plot_parser("Plot the acceptance curve of a run.", "run", "folder of the run")
-PARSER.add_argument("--window", type=int, default=WINDOW, help="prompts per point (default %(default)s)")
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(read_curve(args.run, args.window), args.plot, args.run.resolve().name))
+    run_command(PARSER, lambda args: draw(read_curve(args.run), args.plot, args.run.resolve().name))

@@ -63,7 +63,7 @@ LAYERS = {
         ("pipeline/bench",),
         ("pipeline/cli",),
     ),
-    "dashboards": (("dashboards/web/queries",), ("dashboards/web/held",), ("dashboards/web",), ("dashboards",)),
+    "dashboards": (("dashboards/web/queries",), ("dashboards/web",), ("dashboards",)),
 }
 RANKS = {folder: rank for layers in LAYERS.values() for rank, layer in enumerate(layers) for folder in layer}
 MOST_MODULES = 16  # in one folder
@@ -110,7 +110,7 @@ FUNCTION_IMPORTERS = {
         "pipeline/sources/hub_and_ray.py",
     ),
     "mlflow": ("store/registry/mlflow_*.py",),
-    "scipy": ("store/query/probe_statistics.py",),
+    "scipy": ("store/query/rates.py",),
     "peft": ("stages/engine/models/adapters.py",),
     "datasets": ("pipeline/sources/hub_and_ray.py",),
     "ray": ("pipeline/sources/hub_and_ray.py",),

@@ -14,12 +14,12 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 
 from dashboards.web.bounds import BodyBounds
-from dashboards.web.held.contexts import list_held_contexts
-from dashboards.web.held.ngrams import add_spelling, list_held
 from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
+from dashboards.web.queries.held_contexts import list_held_contexts
+from dashboards.web.queries.held_ngrams import add_spelling, list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts

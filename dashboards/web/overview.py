@@ -9,22 +9,11 @@ from typing import Any
 
 from dashboards.web.logs import Logs, RunState
 from dashboards.web.queries.story import read_check
-from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.tables import read_datasets, read_totals, rows
 from store.errors import OmnidraftError
 from store.query.log_reader import LogReader
 
 _NAMED_BY_TIME = re.compile(r"[0-9]{8}-[0-9]{6}")
-_PROMPTS = """
-    SELECT coalesce(list_sort(list(DISTINCT target)), []) AS targets,
-        (SELECT coalesce(list(dataset ORDER BY first), [])
-            FROM (SELECT dataset, min("offset") AS first FROM prompts GROUP BY dataset)) AS datasets,
-        coalesce(sum(emitted), 0)::BIGINT AS tokens,
-        coalesce(sum(accepted), 0)::BIGINT AS accepted, coalesce(sum(judged), 0)::BIGINT AS judged,
-        (sum(accepted) + sum(lookup_accepted)) / nullif(sum(emitted), 0) AS drafted_share,
-        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
-        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed
-    FROM prompts
-"""
 _EVENTS = """
     SELECT (SELECT count(*) FROM drifts WHERE action IN ('reset', 'recall')) AS drifts,
         (SELECT count(*) FROM versions) AS versions
@@ -68,8 +57,9 @@ class Overview:
         known = self._known.get(folder.name)
         if known is None or known[0] != stamp:
             with LogReader([folder]) as log:
-                (prompts,), (events,) = rows(log.select(_PROMPTS)), rows(log.select(_EVENTS))
-            known = self._known[folder.name] = stamp, {**prompts, **events, **acceptance_of(prompts)}
+                datasets = [row["dataset"] for row in read_datasets(log)]
+                totals, (events,) = next(iter(read_totals(log)), _NOTHING), rows(log.select(_EVENTS))
+            known = self._known[folder.name] = stamp, {**totals, **events, "datasets": datasets}
         return known[1]
 
 

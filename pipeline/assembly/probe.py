@@ -33,7 +33,7 @@ from stages.learn.training.probe import (
     load_or_make_scores,
 )
 from store.events import PromptReceived
-from store.query.probe_statistics import Estimate, estimate_ratio
+from store.query.rates import Estimate, estimate_ratio
 
 LOG = logging.getLogger("omnidraft.models")
 

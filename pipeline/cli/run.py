@@ -41,7 +41,7 @@ from store.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from pipeline.cluster.run import ClusterReplay
     from pipeline.run.replay import Replay
-    from store.log.mirror import Mirror
+    from store.log.run_log import Mirror
 
 LOG = logging.getLogger("omnidraft.cli")
 

@@ -35,9 +35,9 @@ from store.errors import SourceError, UsageError
 from store.events import PromptReceived
 from store.files import write_whole
 from store.log.manifest import RunKind, read_manifest
-from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, close_partition, partition_folder, partition_folders, worker_folders
 from store.log.parts import completed_prompts
+from store.log.run_log import Mirror
 from store.log_records import PROJECT
 from store.object_store.uri import uri_of
 from store.query.summary import write_summary

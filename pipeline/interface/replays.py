@@ -28,7 +28,7 @@ from pipeline.reports.terminal import stderr_console
 from pipeline.run.folder import is_unfinished, mlflow_of, open_new_run, open_run, resumed_config
 from pipeline.run.replay import Replay
 from store.errors import ConfigError, RunError
-from store.log.mirror import Mirror
+from store.log.run_log import Mirror
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from store.events import (
     TokenDecision,
     VersionPublished,
 )
-from store.query.acceptance import Acceptance
-from store.query.drift_words import describe_rarity
+from store.query.rates import Acceptance, describe_rarity
 
 LOG = logging.getLogger("omnidraft.progress")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.reports.terminal import make_console, width_of_output
 from store.errors import QueryError
-from store.query.json_values import to_json_value
+from store.query.exports import to_json_value
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,8 @@ from store.events import Event
 from store.files import write_whole
 from store.log.lock import RunLock
 from store.log.manifest import RunKind, has_manifest, read_manifest
-from store.log.mirror import Mirror, NoMirror
 from store.log.partitions import PARTITIONS
-from store.log.run_log import RunLog
+from store.log.run_log import Mirror, NoMirror, RunLog
 from store.registry.notifier import Notifier
 
 # By kind of run: its name in messages, and the command that resumes it.

@@ -9,8 +9,8 @@ from pipeline.config.settings import Config, load
 from store.errors import ConfigError, RunError
 from store.log.lock import LOCK, OWNER, RunLock
 from store.log.manifest import has_manifest, read_manifest
-from store.log.mirror import Mirror
 from store.log.partitions import PARTITIONS
+from store.log.run_log import Mirror
 from store.object_store.mirror import place_of
 from store.object_store.uri import uri_of
 from store.registry.registry import default_uri

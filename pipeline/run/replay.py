@@ -26,8 +26,8 @@ from stages.contract.snapshot import State, load_state
 from stages.engine.forward_pass.measurements import Measurements
 from store.errors import OmnidraftError, RunError, SourceError
 from store.log.manifest import RunKind
-from store.log.mirror import Mirror
 from store.log.parts import completed_prompts
+from store.log.run_log import Mirror
 from store.query.summary import write_summary
 from store.registry.registered_version import check_model_name
 

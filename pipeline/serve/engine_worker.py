@@ -20,7 +20,7 @@ from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import Grammar, GrammarSource
 from store.child import Parent, make_picklable
 from store.events import BlockDone, Drifted, Event, Recalled, Updated
-from store.log.mirror import Mirror
+from store.log.run_log import Mirror
 
 COUNTED = (BlockDone, Updated, Drifted, Recalled)  # events that metrics count; others stay in the engine's process
 POLL_SECONDS = 0.25  # between two looks at an engine that may have stopped

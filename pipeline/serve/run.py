@@ -40,8 +40,8 @@ from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
 from store.errors import RunError, UsageError
 from store.events import Event
 from store.log.manifest import RunKind
-from store.log.mirror import Mirror
 from store.log.parts import completed_prompts
+from store.log.run_log import Mirror
 from store.object_store.uri import uri_of
 
 LOG = logging.getLogger("omnidraft.serve")

@@ -30,7 +30,7 @@ from store.errors import RunError
 from store.events import Event, Updated
 from store.files import json_bytes, write_whole
 from store.log.manifest import RunKind
-from store.log.mirror import Mirror
+from store.log.run_log import Mirror
 from store.query.summary import SUMMARY
 from store.registry.registered_version import check_model_name
 

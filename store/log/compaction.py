@@ -1,7 +1,7 @@
 """Join small parts of a log into large ones, while others read the log and the run writes it.
 
 A run writes a part every few seconds. Compaction joins neighbouring parts into one, keeps the order of rows and their
-`seq`, and counts the decisions of a large joined part (store/log/rollups.py). One edit of the manifest replaces the
+`seq`, and counts the decisions of a large joined part (store/log/schema.py). One edit of the manifest replaces the
 source parts by the joined part and its counts. The source files stay for readers that opened the log before; a later
 compaction removes them after the grace time.
 
@@ -19,9 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
 from store.errors import OmnidraftError, RunError
+from store.events import Outcome
 from store.files import sync_folder, write_synced
 from store.log.manifest import (
     LOCK_SECONDS,
@@ -35,8 +37,7 @@ from store.log.manifest import (
 )
 from store.log.partitions import log_folders
 from store.log.parts import find_damage, last_number, newest_number, parquet_bytes, part_of, read_part
-from store.log.rollups import COUNTS, roll_up
-from store.log.schema import SMALL_LEVEL, schema_of
+from store.log.schema import COUNTS, KEYS, MEASURES, SMALL_LEVEL, schema_of
 
 JOINED_ROWS = 1_000_000
 COUNTED_ROWS = 100_000  # fewer are counted as quickly by a query, and take less space
@@ -261,3 +262,41 @@ def _count(manifest: Manifest) -> int:
 
 def _bytes(manifest: Manifest) -> int:
     return sum(part.bytes for parts in manifest.tables.values() for part in parts)
+
+
+def roll_up(decisions: pa.Table) -> dict[str, pa.Table]:
+    """Count decisions into the three tables, without `seq`; columns are in the order of the dataclasses."""
+    return {
+        "counts_by_version": _count_groups(decisions, "counts_by_version"),
+        "counts_by_place": _count_groups(_add_first_levels(decisions), "counts_by_place"),
+        "counts_by_token": _count_groups(_select_judged(decisions), "counts_by_token"),
+    }
+
+
+def _count_groups(decisions: pa.Table, table: str) -> pa.Table:
+    """Return one row per combination of keys, in the order of first occurrence."""
+    measures = MEASURES[table]
+    grouped = decisions.group_by(list(KEYS[table]), use_threads=False)
+    counts = grouped.aggregate([([], "count_all"), *measures.values()])
+    renamed = {f"{column}_{how}": name for name, (column, how) in measures.items()} | {"count_all": "decisions"}
+    return counts.rename_columns([renamed.get(name, name) for name in counts.schema.names])
+
+
+def _add_first_levels(decisions: pa.Table) -> pa.Table:
+    lengths = pc.list_value_length(decisions["pieces"])
+    return (
+        decisions.append_column("pieces_count", lengths)
+        .append_column("drafter_level", _first_elements(decisions["drafter_levels"]))
+        .append_column("target_level", _first_elements(decisions["target_levels"]))
+    )
+
+
+def _first_elements(levels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the first element of each list in double precision; null for an empty list."""
+    filled = pc.if_else(pc.equal(pc.list_value_length(levels), 0), None, levels)
+    return pc.list_element(filled, 0).cast(pa.float64())
+
+
+def _select_judged(decisions: pa.Table) -> pa.Table:
+    kinds = pa.array([Outcome.ACCEPTED.value, Outcome.REJECTED.value])
+    return decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), kinds))

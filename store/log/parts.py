@@ -20,8 +20,7 @@ from store.events import PromptCompleted
 from store.files import digest_of, write_whole
 from store.log.manifest import MANIFEST, Manifest, Part, part_path
 from store.log.partitions import read_manifests
-from store.log.rollups import COUNTS
-from store.log.schema import QUICK_LEVEL, TABLES, LoggedEvent, parquet_options, schema_of, to_table
+from store.log.schema import COUNTS, QUICK_LEVEL, TABLES, LoggedEvent, parquet_options, schema_of, to_table
 
 ROW_GROUP_ROWS = 122_880  # as DuckDB
 _READ_ROWS = 4096  # at a time

@@ -20,6 +20,8 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Self
 
+from typing_extensions import override
+
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.fault_points import fault_point
@@ -35,7 +37,7 @@ from store.log.manifest import (
     replace_previous,
     require_open,
 )
-from store.log.mirror import Mirror, NoMirror
+from store.log.partitions import partition_folder
 from store.log.parts import PartWriter, last_number, newest_number
 from store.log.schema import TABLES, LoggedEvent
 
@@ -46,18 +48,52 @@ _TABLE_OF = {event: table for table, event in TABLES.items()}
 
 @dataclass(frozen=True)
 class Commit:
-    """Request to commit the events appended so far.
+    """Request to commit the events appended so far. Both functions are called by the writer thread."""
 
-    Attributes:
-        files: returns the files of the checkpoint of these events, by name; called by the writer thread. None at the
-            end of the stream.
-        done: called by the writer thread after the commit.
-        kept: names of files of the last commit's checkpoint that are part of this one, too, unchanged.
+    files: Callable[[], Mapping[str, bytes]] | None  # returns the checkpoint's files by name; None ends the stream
+    done: Callable[[], None] = lambda: None  # called after the commit
+    kept: frozenset[str] = frozenset()  # files of the last commit's checkpoint that are part of this one, unchanged
+
+
+class Mirror:
+    """Copies the commits of one log to another place (store/object_store/mirror.py); this base class copies nothing.
+
+    Called by one thread at a time: `pull`, then `acquire`, then `push`.
     """
 
-    files: Callable[[], Mapping[str, bytes]] | None
-    done: Callable[[], None] = lambda: None
-    kept: frozenset[str] = frozenset()
+    name: str  # of the run, as on the command line
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest that the other place has; None if there is none."""
+        return None
+
+    def pull(self) -> None:
+        """Make the local folder equal to the commit of the other place. Called before the folder is read."""
+
+    def acquire(self, manifest: Manifest) -> None:
+        """Take over the other place for this process. Called before its first commit, with the log's manifest."""
+
+    def push(self, manifest: Manifest) -> None:
+        """Copy a local commit; it counts when this method returns."""
+
+    def partitions(self) -> list[str]:
+        """Return the names of the run's partitions in the other place."""
+        return []
+
+    def partition(self, name: str) -> "Mirror":
+        """Return the mirror of a partition of the run."""
+        raise NotImplementedError
+
+
+class NoMirror(Mirror):
+    """The mirror of a run that is only in a local folder: copies nothing."""
+
+    def __init__(self, local: Path) -> None:
+        self._local, self.name = local, str(local)
+
+    @override
+    def partition(self, name: str) -> Mirror:
+        return NoMirror(partition_folder(self._local, name))
 
 
 class RunLog:
@@ -213,17 +249,12 @@ class RunLog:
 
 
 class _LogFiles:
-    """The files of one log; used by the writer thread alone once the log is open.
-
-    Attributes:
-        committed: number of commits done.
-        commit_seconds, all_commit_seconds: seconds of the last commit, and of all.
-    """
+    """The files of one log; used by the writer thread alone once the log is open."""
 
     def __init__(self, run_folder: Path, mirror: Mirror, kind: RunKind) -> None:
         self._run_folder, self._mirror, self._kind = run_folder, mirror, kind
-        self.committed = 0
-        self.commit_seconds = self.all_commit_seconds = 0.0
+        self.committed = 0  # commits done
+        self.commit_seconds = self.all_commit_seconds = 0.0  # of the last commit, and of all
         try:
             manifest = self._begin()
             mirror.acquire(manifest)

@@ -1,8 +1,12 @@
 """Parquet schema of the log: one table per kind of event, with the columns of its dataclass.
 
 The first column of every table is `seq`, the order of writing within the table from 0, which the log adds. A field of
-an event is a column of the same name; a column may be null only if its field may be `None`. The last tables hold counts
-that compaction writes (store/log/rollups.py) instead of events.
+an event is a column of the same name; a column may be null only if its field may be `None`.
+
+The last three tables hold counts of decisions instead of events, so that common queries need not read every row.
+Compaction writes them for its large parts (store/log/compaction.py); they have the part's name, in the folder of their
+table. The decisions of other parts are counted by the query, with the same sums, in `store/query/sql/_counts_*.sql`.
+Counts add up over rows. No key of them grows with the length of the stream alone, such as an offset would.
 
 The values that decided a judged token or an alternative (`uniform` and its levels) are stored to the last bit. Values
 that decide nothing (`ROUNDED_FIELDS`, and the levels of other tokens) are rounded to 8 significant bits, within 0.2%,
@@ -12,6 +16,7 @@ The schema is frozen: another one gets another `SCHEMA_VERSION`, and readers ref
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
 from types import NoneType
@@ -23,17 +28,90 @@ import pyarrow.compute as pc
 from store.errors import OmnidraftError
 from store.events import (
     BlockDone,
+    DraftSource,
     Drifted,
     Outcome,
     PromptCompleted,
     Recalled,
     TokenDecision,
+    Translation,
     Updated,
     VersionPublished,
 )
-from store.log.rollups import COUNTS
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CountByVersion:
+    """Number of decisions of a part with the same outcome and the same drafter updates in service."""
+
+    offset: int  # the lowest
+    last_offset: int  # the highest
+    dataset: str
+    target: str
+    drafter: DraftSource
+    drafter_version: int
+    outcome: Outcome
+    decisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountByPlace:
+    """Number of decisions of a part with the same outcome at the same index of their blocks."""
+
+    offset: int  # the lowest
+    dataset: str
+    target: str
+    drafter: DraftSource
+    translation: Translation
+    index: int
+    pieces_count: int
+    outcome: Outcome
+    decisions: int
+    drafter_level_sum: float | None  # over the first level of each decision; None if no decision has a level
+    target_level_sum: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountByToken:
+    """Number of judged decisions of a part with the same proposed and the same emitted token."""
+
+    offset: int  # the lowest
+    target: str
+    outcome: Outcome
+    proposed_id: int | None  # None if the pieces led to a gap
+    proposed_bytes: bytes | None
+    emitted_id: int
+    emitted_bytes: bytes | None
+    decisions: int
+
+
+COUNTS: Mapping[str, type] = {
+    "counts_by_version": CountByVersion,
+    "counts_by_place": CountByPlace,
+    "counts_by_token": CountByToken,
+}
+
+# Aggregates of each group of decisions other than their number: by name, a column and a function.
+MEASURES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "counts_by_version": {"offset": ("offset", "min"), "last_offset": ("offset", "max")},
+    "counts_by_place": {
+        "offset": ("offset", "min"),
+        "drafter_level_sum": ("drafter_level", "sum"),
+        "target_level_sum": ("target_level", "sum"),
+    },
+    "counts_by_token": {
+        "offset": ("offset", "min"),
+        "proposed_bytes": ("proposed_bytes", "first"),
+        "emitted_bytes": ("emitted_bytes", "first"),
+    },
+}
+# Keys: each combination of these columns has a row per part.
+KEYS: Mapping[str, tuple[str, ...]] = {
+    table: tuple(field.name for field in fields(kind) if field.name not in {"decisions", *MEASURES[table]})
+    for table, kind in COUNTS.items()
+}
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,

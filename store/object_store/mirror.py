@@ -30,9 +30,9 @@ from store.fault_points import fault_point
 from store.files import digest_of, write_chunks, write_whole
 from store.log.lock import LOCK, OWNER
 from store.log.manifest import MANIFEST, Manifest
-from store.log.mirror import Mirror, NoMirror
 from store.log.partitions import PARTITIONS, partition_folder
 from store.log.parts import read_part
+from store.log.run_log import Mirror, NoMirror
 from store.object_store.index import Files, Index, Writer
 from store.object_store.uri import cache_folder, uri_of
 from store.registry.version_folder import MANIFEST as VERSION_MANIFEST

@@ -1,15 +1,17 @@
-"""The rows of a query as a file: CSV, JSON or Parquet."""
+"""The rows of a query as values of JSON, or as a file: CSV, JSON or Parquet."""
 
 import csv
 import io
 import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from store.errors import UsageError
-from store.query.json_values import to_json_value
 
 MEDIA_TYPES = {
     "csv": "text/csv; charset=utf-8",
@@ -17,6 +19,28 @@ MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
 }
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of texts that a spreadsheet would compute
+
+
+def to_json_value(value: Any, exact: int | None = None) -> Any:
+    """Convert `value` to types of JSON: bytes to hexadecimal, NaN and infinity to null, other types to text.
+
+    Args:
+        value: a value from DuckDB or Arrow.
+        exact: the largest integer that the reader represents exactly; larger ones become text.
+    """
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):  # DuckDB's type of a sum of integers and of a literal such as 1.5
+        value = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list | tuple):
+        return [to_json_value(inner, exact) for inner in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(inner, exact) for key, inner in value.items()}
+    if isinstance(value, int) and exact is not None and abs(value) > exact:
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def export_rows(table: pa.Table, kind: str) -> bytes:

@@ -4,7 +4,7 @@ A `LogReader` is a snapshot: it sees what the runs had committed when it was ope
 and while their parts are joined. A run that several processes write is one run (store/log/partitions.py). The views are
 `decisions`, `blocks`, `prompts`, `updates`, `drifts`, `recalls` and `versions` with the columns of the events;
 `tokens`, every emitted token in order; and `counts_by_version`, `counts_by_place` and `counts_by_token`
-(store/log/rollups.py). The first column of each is `run`, the run folder's name.
+(store/log/schema.py). The first column of each is `run`, the run folder's name.
 """
 
 import json
@@ -119,9 +119,6 @@ class LogReader:
         run_folders: folders of runs with different names.
         skip_damaged: leave out parts that are not as they were committed, instead of refusing them.
 
-    Attributes:
-        damaged: parts that were left out.
-
     Raises:
         RunError: a folder is not a run, or two folders have the same name.
         CorruptError: a part is missing or not as it was committed, and damaged parts are not skipped.
@@ -132,7 +129,7 @@ class LogReader:
         if len(folders) != len(run_folders):
             raise RunError(f"runs must have different folder names, got {[str(folder) for folder in run_folders]}")
         runs = [CommittedFiles.from_run(folder, skip_damaged) for folder in folders.values()]
-        self.damaged = [path for run in runs for path in run.damaged]
+        self.damaged = [path for run in runs for path in run.damaged]  # parts that were left out
         self._parts = [named for run in runs for named in run.parts]
         self._connection = duckdb.connect(
             ":memory:",

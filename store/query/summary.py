@@ -12,8 +12,8 @@ from typing import Any
 from store.files import json_bytes, write_whole
 from store.log.partitions import log_folders
 from store.log.run_log import REJECTED
-from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader, statement
+from store.query.rates import Acceptance
 
 LOG = logging.getLogger("omnidraft.log")
 

@@ -12,9 +12,7 @@ from store.errors import CorruptError
 from store.log.manifest import Part, RunKind, part_path
 from store.log.partitions import read_manifests
 from store.log.parts import find_damage
-from store.log.rollups import COUNTS, KEYS
-from store.log.schema import TABLES, schema_of
-from store.query.json_values import quote_text
+from store.log.schema import COUNTS, KEYS, TABLES, schema_of
 
 VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions", *COUNTS)
 
@@ -131,6 +129,11 @@ def readable_paths(runs: Sequence[CommittedFiles]) -> list[str]:
 def miscounts_query() -> str:
     """Return a query for combinations of keys whose stored count differs from the decisions."""
     return " UNION ALL ".join(map(_miscounts, COUNTS)) + " ORDER BY counts, run, of"
+
+
+def quote_text(text: str) -> str:
+    """Return `text` as an SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def quote_list(texts: Iterable[str]) -> str:

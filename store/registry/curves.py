@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from store.events import Drifted, PromptCompleted, Updated, VersionPublished
-from store.query.acceptance import Acceptance
-from store.query.probe_statistics import estimate_ratio
+from store.query.rates import Acceptance, estimate_ratio
 from store.registry.registered_version import metric_name
 
 WINDOW = 16  # prompts that a point of a rate looks back on

@@ -9,7 +9,7 @@ import pytest
 from dashboards.curve import Curve, draw, read_curve
 from store.events import Drifted, PromptCompleted
 from store.log.run_log import RunLog
-from store.query.acceptance import Acceptance
+from store.query.rates import Acceptance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +32,11 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_window_has_one_dataset_and_is_weighted_by_judged_tokens(run: Path):
-    curve = read_curve(run, window=2)
-    assert list(curve.offsets) == [1, 3, 4, 5]
-    assert [(one.accepted, one.judged) for one in curve.acceptance] == [(1, 20), (5, 20), (4, 10), (0, 0)]
-    assert list(curve.efficiency) == [2.0] * 4
-
-
-def test_marks_are_the_datasets_and_the_drifts_that_were_acted_upon(run: Path):
+def test_a_run_has_windows_of_one_dataset_and_marks_of_what_was_acted_upon(run: Path):
     curve = read_curve(run)
+    assert list(curve.offsets) == [4, 5]
+    assert [(one.accepted, one.judged) for one in curve.acceptance] == [(10, 50), (0, 0)]
+    assert list(curve.efficiency) == [2.0] * 2
     assert curve.datasets == [("docs", 0), ("code", 5)]
     assert list(curve.drifts) == [0, 4]
 

@@ -25,8 +25,7 @@ from tiny_pair import TinyPair
 from store.log.compaction import compact
 from store.log.manifest import MANIFEST, read_manifest
 from store.log.partitions import LEARNER, partition_folder
-from store.log.rollups import COUNTS
-from store.log.schema import TABLES
+from store.log.schema import COUNTS, TABLES
 from store.object_store.mirror import ObjectMirror
 from store.registry.version_folder import open_version
 

@@ -26,8 +26,7 @@ from tiny_pair import TinyPair, sentences, write_prompts
 from store.fault_points import VARIABLE
 from store.log.lock import LOCK, OWNER
 from store.log.manifest import MANIFEST, PREVIOUS, Manifest, part_path, read_manifest
-from store.log.rollups import COUNTS
-from store.log.schema import TABLES
+from store.log.schema import COUNTS, TABLES
 from store.registry.version_folder import open_version
 
 BY_THE_CLOCK = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify")

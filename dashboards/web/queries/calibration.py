@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dashboards.web.queries.tables import acceptance_of, rows
-from dashboards.web.queries.trees import SOURCES
-from store.query.acceptance import FEW
+from dashboards.web.queries.tokens import SOURCES
 from store.query.log_reader import LogReader
+from store.query.rates import FEW
 
 HEAD = "head"  # source of the rows of the acceptance head
 _RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.web.queries.run_comparison import compare_runs
-from dashboards.web.queries.story import read_story
-from dashboards.web.queries.tables import acceptance_of, columns, rows
+from dashboards.web.queries.story import compare_runs, read_story
+from dashboards.web.queries.tables import acceptance_of, columns, read_datasets, read_totals, rows
 from store.errors import UsageError
-from store.query.acceptance import FEW
 from store.query.log_reader import LogReader
+from store.query.rates import FEW
 
 POINTS = 40  # points of one curve, by default
 MOST_POINTS = 1000  # points of one curve, at most
@@ -38,14 +37,6 @@ _CURVES = """
         CASE WHEN finished > entered THEN emitted / (finished - entered) END AS speed
     FROM timed ORDER BY run, part, number
 """
-_TOTALS = """
-    SELECT run, count(*) AS prompts, sum(emitted) AS tokens, count(DISTINCT target) AS targets,
-        sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
-        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
-        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
-        sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share
-    FROM prompts GROUP BY run
-"""
 # A tree is counted for the source of its first candidate.
 _SOURCES = """
     SELECT run, min("offset") AS first, max("offset") AS last,
@@ -60,7 +51,6 @@ _LEARNING = """
         coalesce(sum(tokens_gained), 0) AS tokens_gained
     FROM updates GROUP BY run
 """
-_DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'
 _ANSWERED = """
     SELECT run, count(*) AS detected, count(*) FILTER (action IN ('reset', 'recall')) AS answered
     FROM drifts GROUP BY run
@@ -174,8 +164,8 @@ def read_stream(
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
-        "datasets": rows(log.select(_DATASETS)),
-        "totals": [row | acceptance_of(row) for row in rows(log.select(_TOTALS))],
+        "datasets": read_datasets(log),
+        "totals": read_totals(log),
         "learning": rows(log.select(_LEARNING)),
         "answered": rows(log.select(_ANSWERED)),
         "marks": _marks(log, window),

@@ -3,11 +3,10 @@
 from typing import Any
 
 from dashboards.web.queries.tables import acceptance_of, rows
-from dashboards.web.queries.tokens import visible
-from dashboards.web.queries.trees import SOURCES
+from dashboards.web.queries.tokens import SOURCES, visible
 from store.errors import UsageError
-from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
+from store.query.views import quote_text
 
 MOST_PROMPTS = 10_000  # the newest prompts that are read: spelling the contexts of more takes seconds
 SHOWN = 200  # entries of a list

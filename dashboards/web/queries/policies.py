@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards.web.queries.tables import rows
-from store.query.acceptance import FEW, Z
 from store.query.log_reader import LogReader
+from store.query.rates import FEW, Z
 
 AS_RUN = "as run"  # the action of the recipe that stands for the run itself
 PLAIN = "nothing"

@@ -1,19 +1,23 @@
-"""A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did."""
+"""A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did.
+
+Several runs are compared on the prompts that they have in common."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.policies import describe_speedups
 from dashboards.web.queries.tables import rows
-from store.query.drift_words import describe_rarity
-from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
+from store.query.rates import Z, describe_rarity
 from store.query.summary import SUMMARY
+from store.query.views import quote_text
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
 _NAMED = 3  # drifts whose prompts are named
+FEWEST = 12  # prompts in common: of fewer, the interval would be too narrow
 _SIGNALS = {  # monitored for drift, as in static/stream.js
     "frequency": "how common the tokens were in earlier completions",
     "predicted": "the share of tokens that the memory predicted",
@@ -59,6 +63,23 @@ _TRAINED = """
 _EFFICIENCY = """
     SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
     FROM prompts WHERE run = {run} AND "offset" BETWEEN {first} AND {last}
+"""
+
+# A prompt counts once, whatever its length: the intervals are over prompts.
+_PAIRS = """
+    WITH pairs AS (
+        SELECT one.emitted AS emitted, one.blocks AS blocks,
+            other.emitted AS other_emitted, other.blocks AS other_blocks,
+            one.completion_text = other.completion_text AS same,
+            ln(one.emitted / (one.finished - one.started))
+                - ln(other.emitted / (other.finished - other.started)) AS faster
+        FROM prompts AS one JOIN prompts AS other USING (dataset, prompt_id, prompt_text)
+        WHERE one.run = {one} AND other.run = {other} AND one.emitted > 0 AND other.emitted > 0
+            AND one.finished > one.started AND other.finished > other.started
+    )
+    SELECT count(*) AS prompts, count(*) FILTER (same) AS same, avg(faster) AS faster, stddev_samp(faster) AS deviation,
+        sum(emitted) / sum(blocks) AS efficiency, sum(other_emitted) / sum(other_blocks) AS other_efficiency
+    FROM pairs
 """
 
 
@@ -232,3 +253,32 @@ def _count_times(count: int) -> str:
 def _format_percent(part: float, whole: float) -> str:
     share = 100 * part / whole
     return f"{share:.1f}%" if 0 < share < 1 else f"{share:.0f}%"
+
+
+def compare_runs(log: LogReader, runs: Sequence[str]) -> list[str]:
+    """Compare the first run with each of the others. None for a single run."""
+    return [sentence for other in runs[1:] for sentence in _compare_pair(log, runs[0], other)]
+
+
+def _compare_pair(log: LogReader, one: str, other: str) -> Iterator[str]:
+    (found,) = rows(log.select(_PAIRS.format(one=quote_text(one), other=quote_text(other))))
+    prompts = found["prompts"]
+    if prompts < FEWEST:
+        count = {0: "no prompt", 1: "one prompt"}.get(prompts, f"{prompts} prompts")
+        yield f"{one} and {other} have {count} in common: too few to compare their speeds."
+        return
+    yield f"On the {prompts:,} prompts in common, {_describe_speed(one, other, found)}."
+    yield (
+        f"Tokens per target forward there: {found['efficiency']:.2f} and {found['other_efficiency']:.2f}; "
+        f"{found['same']:,} of the {prompts:,} completions are the same text."
+    )
+
+
+def _describe_speed(one: str, other: str, found: dict[str, Any]) -> str:
+    """The mean ratio of the prompts' speeds with its interval. The load of the machine at other times is not in it."""
+    half = Z * found["deviation"] / sqrt(found["prompts"])
+    low, value, high = (exp(found["faster"] + sign * half) for sign in (-1, 0, 1))
+    ratio = f"{value:.2f} times as fast as {other} ({low:.2f} to {high:.2f}, by prompts)"
+    if low <= 1 <= high:
+        return f"neither run was clearly faster: {one} was {ratio}"
+    return f"{one} was {'faster' if low > 1 else 'slower'}: {ratio}"

@@ -5,11 +5,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from store.errors import QueryError, UsageError
-from store.query.acceptance import Acceptance
 from store.query.exports import export_rows
-from store.query.json_values import quote_text
-from store.query.json_values import to_json_value as plain_value
+from store.query.exports import to_json_value as plain_value
 from store.query.log_reader import VIEWS, LogReader, recipes
+from store.query.rates import Acceptance
+from store.query.views import quote_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,16 @@ _LIST = """
 _REJECTION = """
     SELECT min("offset") AS "offset" FROM decisions WHERE outcome = 'rejected' AND "offset" > {offset}
 """
-_DATASETS = 'SELECT dataset, count(*) AS prompts FROM prompts GROUP BY dataset ORDER BY min("offset")'
+_DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'
+_TOTALS = """
+    SELECT run, count(*) AS prompts, list_sort(list(DISTINCT target)) AS targets, sum(emitted)::BIGINT AS tokens,
+        sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
+        (sum(accepted) + sum(lookup_accepted)) / nullif(sum(emitted), 0) AS drafted_share,
+        sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share,
+        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
+        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed
+    FROM prompts GROUP BY run
+"""
 
 
 def rows(table: "pa.Table") -> list[dict[str, Any]]:
@@ -59,6 +68,16 @@ def acceptance_of(row: Mapping[str, Any]) -> dict[str, float | None]:
     found = Acceptance(int(row["accepted"] or 0), int(row["judged"] or 0))
     low, high = found.interval or (None, None)
     return {"acceptance": found.rate, "low": low, "high": high}
+
+
+def read_totals(log: LogReader) -> list[dict[str, Any]]:
+    """Read the counts and rates of each run with a completed prompt."""
+    return [row | acceptance_of(row) for row in rows(log.select(_TOTALS))]
+
+
+def read_datasets(log: LogReader) -> list[dict[str, Any]]:
+    """Read the first and last offset of each run's datasets, in stream order."""
+    return rows(log.select(_DATASETS))
 
 
 def read_catalog() -> dict[str, Any]:
@@ -120,7 +139,7 @@ def read_prompts(
     conditions += {"worst": ["judged >= 5"], "best": ["judged >= 5"], "slowest": ["emitted > 0"]}.get(order, [])
     condition, skip = " AND ".join(conditions) or "true", PAGE * max(0, page)
     query = _LIST.format(start=START, condition=condition, order=ORDERS[order], page=PAGE, skip=skip)
-    return {"prompts": rows(log.select(query)), "datasets": rows(log.select(_DATASETS)), "page_size": PAGE}
+    return {"prompts": rows(log.select(query)), "datasets": read_datasets(log), "page_size": PAGE}
 
 
 def find_rejection(log: LogReader, offset: int) -> dict[str, int | None]:

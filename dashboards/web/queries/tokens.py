@@ -1,24 +1,28 @@
-"""Reads one completion token by token: proposals, their outcomes, and the values that decided them."""
+"""Reads one completion token by token: proposals and trees, their outcomes, and the values that decided them."""
 
 import codecs
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from dashboards.web.queries.trees import describe_source, is_candidate, is_listed, list_siblings, list_tree, share_of
 from store.errors import UsageError
-from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader
+from store.query.rates import Acceptance
 
 MOST = 20_000  # maximum decisions of one completion
 PROMPT_CHARACTERS = 20_000
 DROPPED = ("unjudged", "untranslatable")
 LINE_END = "↵"
 BREAK = LINE_END + "\n"
+SOURCES = {"model": "model", "lookup": "own text", "memory": "memory"}
+MOST_LINES = 40  # of one tree; of larger ones only the judged candidates are listed
+_MARKS = {"accepted": "✓", "rejected": "✗", "alternative": "–", "unjudged": "·"}
+_LEGEND = "✓ accepted  ✗ rejected  – alternative  · not judged"
+Row = Mapping[str, Any]
 
 _PROMPT = """
     SELECT *, emitted / nullif(blocks, 0) AS efficiency,
@@ -46,7 +50,7 @@ class Token:
 class Completion:
     """One completion with its prompt."""
 
-    prompt: Mapping[str, Any]  # row of the prompt in the log, with its `acceptance`
+    prompt: Row  # row of the prompt in the log, with its `acceptance`
     prompt_text: str  # text of the prompt, shortened
     tokens: list[Token]  # tokens in order
     cut: bool  # whether there are more tokens than in `tokens`
@@ -110,9 +114,7 @@ def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
         yield Token((), visible(rest), "the text ends within a character")
 
 
-def _token(
-    row: Mapping[str, Any], kinds: tuple[str, ...], text: str, opens: bool, siblings: Sequence[Mapping[str, Any]]
-) -> Token:
+def _token(row: Row, kinds: tuple[str, ...], text: str, opens: bool, siblings: Sequence[Row]) -> Token:
     emitted_as_proposed = kinds[0] not in ("residual", "bonus")
     more = {
         "ngram": emitted_as_proposed and row["translation"] == "ngram",
@@ -131,14 +133,14 @@ def _token_text(token: int | None, content: bytes | None) -> str:
     return visible(content.decode("utf-8", errors="replace")).replace(BREAK, LINE_END) or "∅"
 
 
-def _emitted_text(decoder: codecs.IncrementalDecoder, row: Mapping[str, Any]) -> str:
+def _emitted_text(decoder: codecs.IncrementalDecoder, row: Row) -> str:
     """Text that an emitted token adds to the completion; its id if the log has no text."""
     if row["emitted_bytes"] is None:
         return f"#{row['emitted_id']} "
     return visible(decoder.decode(row["emitted_bytes"])) or ("…" if row["emitted_bytes"] else "∅")
 
 
-def _detail(row: Mapping[str, Any], kind: str, siblings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _detail(row: Row, kind: str, siblings: Sequence[Row]) -> Iterator[str]:
     side = "emitted" if kind in ("accepted", "residual", "bonus") else "proposed"
     token = row[f"{side}_id"]
     yield _TITLES[row["outcome"] if kind == "dropped" else kind]
@@ -156,17 +158,17 @@ def _detail(row: Mapping[str, Any], kind: str, siblings: Sequence[Mapping[str, A
     yield f"in service: drafter {row['drafter_version']}, head {row['head_version']}, cache {row['cache_version']}"
 
 
-def _name_proposed(row: Mapping[str, Any]) -> str:
+def _name_proposed(row: Row) -> str:
     return f"{row['proposed_id']}{_bytes(row['proposed_bytes'])}"
 
 
-def _quote_proposed(row: Mapping[str, Any]) -> str:
+def _quote_proposed(row: Row) -> str:
     """The text of a proposed token in quotes; its id if the log has no text."""
     text = _bytes(row["proposed_bytes"]).strip()
     return text if text.startswith("“") else f"#{row['proposed_id']}{text}"
 
 
-def _share(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _share(row: Row, siblings: Sequence[Row]) -> Iterator[str]:
     """How a candidate of a tree was judged."""
     begin, end = share_of(siblings, row)
     yield f"probability {row['target_levels'][0]:.3g} by the target"
@@ -174,7 +176,7 @@ def _share(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> Ite
         yield f"accepted for a draw from {begin:.3g} to {end:.3g}; the draw was {row['uniform']:.3g}"
 
 
-def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
+def _probabilities(row: Row) -> Iterator[str]:
     levels = list(zip(row["drafter_levels"] or [], row["target_levels"] or [], strict=False))
     for level, (ours, theirs) in enumerate(levels):
         name = f"level {level}: " if len(levels) > 1 else ""
@@ -190,8 +192,8 @@ def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"drafter's entropy {row['entropy']:.3g} nats"
 
 
-def _raw_values(row: Mapping[str, Any]) -> Iterator[str]:
-    """How likely the models themselves found the token, at temperature 1; rows of older logs do not have it."""
+def _raw_values(row: Row) -> Iterator[str]:
+    """How likely the models themselves found the token, at temperature 1; nothing where the run kept no such values."""
     ours, theirs, emitted = (row[f"{name}_raw_probability"] for name in ("drafter", "target", "emitted"))
     if ours is not None:
         yield f"at temperature 1: {ours:.3g} by the drafter, whose entropy was {row['drafter_raw_entropy']:.3g} nats"
@@ -203,8 +205,7 @@ def _raw_values(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _acceptance(ours: float, theirs: float) -> float:
-    """Acceptance probability min(1, theirs / ours), as in `store/sql/check.sql`. It is 0 for a token of probability 0
-    under the target, and for one that cannot have been drawn."""
+    """min(1, theirs / ours), as in check.sql: 0 if the target gives the token probability 0, or it cannot be drawn."""
     if theirs <= 0 or not 0 < ours < math.inf:
         return 0.0
     return 1.0 if theirs >= ours else theirs / ours
@@ -218,6 +219,61 @@ def _bytes(content: bytes | None) -> str:
         return f" “{visible(content.decode('utf-8')).replace(BREAK, LINE_END)}”"
     except UnicodeDecodeError:
         return f", bytes {content.hex(' ')}"
+
+
+def is_candidate(row: Row) -> bool:
+    """Return True if the decision is about a candidate of a tree."""
+    return row["parent"] is not None
+
+
+def is_listed(row: Row) -> bool:
+    """Return True if a candidate is part of the list of its tree alone, not of the text."""
+    return is_candidate(row) and row["outcome"] in ("alternative", "unjudged")
+
+
+def list_siblings(rows: Sequence[Row], row: Row) -> list[Row]:
+    """Return the candidates of a candidate's place, in order; nothing for other tokens."""
+    return [one for one in rows if is_candidate(row) and one["parent"] == row["parent"]]
+
+
+def share_of(siblings: Sequence[Row], row: Row) -> tuple[float, float]:
+    """Return the range of the uniform number that accepts a candidate: its probability after those before it."""
+    before = [one["target_levels"][0] for one in siblings if one["index"] < row["index"]]
+    begin = float(sum(before))
+    return begin, begin + row["target_levels"][0]
+
+
+def describe_source(row: Row) -> str:
+    """The source of a candidate and what it knew: `memory, 3 tokens matched, seen 2 times, estimated chance 0.4`."""
+    if row["drafter"] == "model":
+        return f"model, estimated chance {row['chance']:.3g}"
+    times = "once" if row["count"] == 1 else f"{row['count']} times"
+    length = f"{row['context']} token{'' if row['context'] == 1 else 's'}"
+    known = f"{length} matched, seen {times}" if row["context"] is not None else "context not known"
+    return f"{SOURCES[row['drafter']]}, {known}, estimated chance {row['chance']:.3g}"
+
+
+def _describe_match(row: Row) -> str:
+    return "" if row["drafter"] == "model" else f" ({row['context']} tokens, {row['count']}×)"
+
+
+def list_tree(rows: Sequence[Row], text_of: Callable[[Row], str]) -> Iterator[str]:
+    """Yield the tree of a block, one candidate per line, indented by its depth; the first line is a title."""
+    nodes = [row for row in rows if is_candidate(row)]
+    accepted = sum(row["outcome"] == "accepted" for row in nodes)
+    sources = ", ".join(SOURCES[name] for name in dict.fromkeys(row["drafter"] for row in nodes))
+    yield f"Tree of {len(nodes)} candidates ({sources}), {accepted} accepted"
+    begin = min(row["position"] for row in nodes)
+    shown = nodes if len(nodes) <= MOST_LINES else [row for row in nodes if row["outcome"] != "unjudged"]
+    for row in shown[:MOST_LINES]:
+        indent = "\u2003" * (row["position"] - begin)
+        yield (
+            f"{indent}{_MARKS.get(row['outcome'], '?')} {text_of(row)} target {row['target_levels'][0]:.3g}, "
+            f"estimated {row['chance']:.3g}, {SOURCES[row['drafter']]}{_describe_match(row)}"
+        )
+    if left := len(nodes) - len(shown[:MOST_LINES]):
+        yield f"… and {left} more"
+    yield _LEGEND
 
 
 _TITLES = {

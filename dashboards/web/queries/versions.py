@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboards.web.queries.tables import acceptance_of, rows
 from store.query.log_reader import LogReader
-from store.query.probe_statistics import Estimate, estimate_difference, estimate_ratio
+from store.query.rates import Estimate, estimate_difference, estimate_ratio
 
 MOST_VERSIONS = 1000  # versions of a run, the newest ones
 # Rates on the probe: each is the ratio of two columns, summed over prompts.

@@ -20,10 +20,7 @@ _JUDGED = """
     FROM counts_by_place
     WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model' AND pieces_count > 0 GROUP BY ALL
 """
-_NOTHING = (
-    "This run's folder has no report on its vocabularies: a run of an earlier release wrote none. "
-    "The command omnidraft vocab TARGET DRAFTER prints it."
-)
+_NOTHING = "This run's folder has no report on its vocabularies. The command omnidraft vocab TARGET DRAFTER prints it."
 
 
 def read_vocabularies(log: LogReader, folders: Mapping[str, Path], runs: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // Reliability curves: the accepted share of tokens by the estimate that was made before, with counts per bin.
 import { chart, colorOf, element, fixed, heading, interval, live, narrow, pattern, plain, question, runs, story, style, table, whole } from "./common.js";
 
-const FEW = 30; // judged tokens, as in store/query/acceptance.py
+const FEW = 30; // judged tokens, as in store/query/rates.py
 const NAMES = { head: "acceptance head", lookup: "own text", memory: "memory", model: "model" };
 const SOURCES = {
   head: { color: colorOf("blue"), symbol: "circle", dash: "solid", shape: "" },

@@ -104,7 +104,7 @@ export const fixed = (digits) => (value) => (value === null || value === undefin
 export const signed = (digits) => (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + Number(value).toFixed(digits));
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
 
-// An acceptance rate with its interval and count, of a row that the server computed with store/query/acceptance.py.
+// An acceptance rate with its interval and count, of a row that the server computed with store/query/rates.py.
 export function interval({ acceptance, low, high, judged }) {
   if (acceptance === null || acceptance === undefined) return make("small", { text: "nothing judged" });
   const range = make("small", { text: ` ${fixed(2)(low)}–${fixed(2)(high)} of ${whole(judged)}`, title: "interval of 95%, and judged tokens" });

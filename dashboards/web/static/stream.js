@@ -23,7 +23,7 @@ const KINDS = {
   version: { symbol: "diamond", glyph: "◆", size: 10, line: 1, color: colorOf("blue"), of: "versions" },
   update: { symbol: "line-ns-open", glyph: "|", size: 9, line: 1.5, color: colorOf("green"), of: "updates" },
 };
-const FEW = 30; // judged tokens, as in store/query/acceptance.py; points over fewer are hollow
+const FEW = 30; // judged tokens, as in store/query/rates.py; points over fewer are hollow
 const MOST_LINES = 40;
 const MOST_LISTED = 300;
 const ACTED = ["reset", "recall"];
@@ -190,7 +190,7 @@ function showTotals(found) {
     const learning = found.learning.find((row) => row.run === run) ?? {};
     const drifts = found.answered.find((row) => row.run === run) ?? { detected: 0, answered: 0 };
     return { name: run, color: style(number).color, metrics: [
-      ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
+      ["prompts", whole(total.prompts ?? 0), total.targets?.length > 1 ? `${total.targets.length} targets` : ""],
       ["tokens", whole(total.tokens ?? 0)],
       ["acceptance", rate(total.acceptance), total.judged ? `${fixed(2)(total.low)} to ${fixed(2)(total.high)} of ${whole(total.judged)}` : "nothing judged"],
       ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} with a copied draft`],

@@ -1,4 +1,4 @@
--- computes the table counts_by_token of store/log/rollups.py from decisions
+-- computes the table counts_by_token of store/log/schema.py from decisions
 SELECT
     run,
     min("offset") AS "offset",

@@ -42,6 +42,7 @@ windows AS (
         max(last_offset) AS last_offset,
         sum(prompts)::BIGINT AS prompts,
         sum(judged)::BIGINT AS judged,
+        sum(accepted)::BIGINT AS accepted,
         sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
         sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
         sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
@@ -86,6 +87,7 @@ SELECT
     last_offset,
     windows.prompts,
     judged,
+    accepted,
     acceptance_rate,
     bar(acceptance_rate, 0, 1, 20) AS curve,
     mean_accepted_length,

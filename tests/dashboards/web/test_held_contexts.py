@@ -9,7 +9,7 @@ import pytest
 from event_making import make_published
 from stream_making import decision, prompt, write
 
-from dashboards.web.held.contexts import hash_contexts, list_held_contexts
+from dashboards.web.queries.held_contexts import hash_contexts, list_held_contexts
 from stages.contract.snapshot import Snapshot
 from stages.drafting.costs import Costs
 from stages.memory.ngram_table import NgramTable, context_hashes, scope_of

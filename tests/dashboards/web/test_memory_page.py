@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tree_making import NODES, make_tree
 
-from dashboards.web.held.ngrams import add_spelling, list_held
+from dashboards.web.queries.held_ngrams import add_spelling, list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from store.errors import UsageError
 from store.events import DraftSource, Event

@@ -6,7 +6,7 @@ from event_making import make_completed
 from stream_making import write
 
 from dashboards.web.queries.charts import read_stream
-from dashboards.web.queries.run_comparison import compare_runs
+from dashboards.web.queries.story import compare_runs
 from store.query.log_reader import LogReader
 
 

@@ -22,7 +22,7 @@ from pipeline.cluster.worker_pool import (
 )
 from pipeline.config.settings import Config
 from store.errors import ConfigError, RunError
-from store.log.mirror import NoMirror
+from store.log.run_log import NoMirror
 
 NOTHING = LearnerReport((), has_weights=False)
 

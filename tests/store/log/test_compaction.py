@@ -13,8 +13,8 @@ from synthetic_runs import block, decision, prompt, small_run_events
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.log.compaction import compact
 from store.log.manifest import edit_manifest, part_path, read_manifest
-from store.log.rollups import COUNTS
 from store.log.run_log import Commit, RunLog
+from store.log.schema import COUNTS
 from store.query.log_reader import VIEWS, LogReader
 
 

@@ -17,11 +17,10 @@ from synthetic_runs import (
 from tree_making import NODES, make_tree
 
 from store.events import DraftSource, Translation
-from store.log.compaction import compact
+from store.log.compaction import compact, roll_up
 from store.log.manifest import part_path, read_manifest
 from store.log.parts import parquet_bytes
-from store.log.rollups import COUNTS, roll_up
-from store.log.schema import to_table
+from store.log.schema import COUNTS, to_table
 from store.query.log_reader import LogReader, recipes
 
 

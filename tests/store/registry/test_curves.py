@@ -4,7 +4,7 @@ import pytest
 from event_making import make_completed, make_drifted, make_published, make_updated
 
 from store.events import PromptCompleted, Updated
-from store.query.acceptance import Acceptance
+from store.query.rates import Acceptance
 from store.registry.curves import WINDOW, Curves, describe_step
 from store.registry.registered_version import metric_key, run_note
 from store.registry.run_description import numbers_of

@@ -20,8 +20,8 @@ from dashboards.web.queries.memory import MOST_PROMPTS, SHOWN, spell_tokens
 from dashboards.web.queries.tables import rows
 from store.errors import OmnidraftError
 from store.log.manifest import read_manifest
-from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
+from store.query.views import quote_text
 
 MEMORY_FILE = "memory.safetensors"  # in the folder of a version
 STATE, TENSORS = "state.json", "tensors.safetensors"  # in the folder of a checkpoint

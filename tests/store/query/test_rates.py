@@ -1,12 +1,35 @@
-"""Intervals of rates on the probe, compared with resampling of its prompts."""
+"""Rates with intervals: of acceptance by its definition, of the probe compared with resampling of its prompts."""
 
 import random
 from math import sqrt
 from statistics import quantiles, stdev
 
 import pytest
+from event_making import make_completed
 
-from store.query.probe_statistics import estimate_difference, estimate_ratio
+from store.query.rates import Acceptance, Z, estimate_difference, estimate_ratio
+
+
+@pytest.mark.parametrize(("accepted", "judged"), [(1, 3), (30, 40), (999, 1000), (0, 7), (5, 5)])
+def test_the_interval_ends_at_the_extreme_rates_that_the_count_does_not_reject(accepted: int, judged: int):
+    found = Acceptance(accepted, judged)
+    low, high = found.interval or (0.0, 0.0)
+    assert found.rate is not None
+    assert 0 <= low <= found.rate <= high <= 1
+    for end in (low, high):
+        if end not in (0, 1):
+            assert abs(found.rate - end) == pytest.approx(Z * sqrt(end * (1 - end) / judged), abs=1e-12)
+
+
+def test_without_judged_tokens_there_is_no_rate():
+    assert (Acceptance().rate, Acceptance().interval, Acceptance().is_vague) == (None, None, True)
+
+
+def test_prompts_are_weighted_by_their_judged_tokens():
+    prompts = [make_completed(0, judged=10, accepted=1), make_completed(1, judged=90, accepted=89)]
+    assert Acceptance.sum_over(prompts) == Acceptance(90, 100)
+    assert not Acceptance.sum_over(prompts).is_vague
+
 
 PROMPTS = random.Random(1).choices(range(20, 33), k=24)
 FIRST = [random.Random(n).randint(2, 10) for n in range(24)]
