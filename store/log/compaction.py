@@ -148,7 +148,8 @@ def _plan(
 ) -> tuple[list[tuple[str, tuple[Part, ...]]], tuple[Path, ...]]:
     """Return groups of neighbours to join, each with its table, and the damaged parts found."""
     tables = {table: parts for table, parts in manifest.tables.items() if table not in COUNTS}
-    small = [part for parts in tables.values() for part in parts if _is_small(part, rows)]
+    every = [part for parts in tables.values() for part in parts]
+    small = [part for part in every if part.rows <= rows // 2 and part.bytes <= JOINED_BYTES // 2]
     damaged = find_damage((run_folder, part) for part in small)
     sound = {part for part in small if part_path(run_folder, part) not in damaged}
     groups: list[tuple[str, tuple[Part, ...]]] = []
@@ -162,10 +163,6 @@ def _plan(
                 group = (*group, part)
         groups.append((table, group))
     return [(table, group) for table, group in groups if len(group) > 1], tuple(damaged)
-
-
-def _is_small(part: Part, rows: int) -> bool:
-    return part.rows <= rows // 2 and part.bytes <= JOINED_BYTES // 2
 
 
 def _is_too_large(group: Sequence[Part], rows: int) -> bool:
@@ -266,10 +263,12 @@ def _bytes(manifest: Manifest) -> int:
 
 def roll_up(decisions: pa.Table) -> dict[str, pa.Table]:
     """Count decisions into the three tables, without `seq`; columns are in the order of the dataclasses."""
+    outcomes = pa.array([Outcome.ACCEPTED.value, Outcome.REJECTED.value])
+    judged = decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), outcomes))
     return {
         "counts_by_version": _count_groups(decisions, "counts_by_version"),
         "counts_by_place": _count_groups(_add_first_levels(decisions), "counts_by_place"),
-        "counts_by_token": _count_groups(_select_judged(decisions), "counts_by_token"),
+        "counts_by_token": _count_groups(judged, "counts_by_token"),
     }
 
 
@@ -295,8 +294,3 @@ def _first_elements(levels: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the first element of each list in double precision; null for an empty list."""
     filled = pc.if_else(pc.equal(pc.list_value_length(levels), 0), None, levels)
     return pc.list_element(filled, 0).cast(pa.float64())
-
-
-def _select_judged(decisions: pa.Table) -> pa.Table:
-    kinds = pa.array([Outcome.ACCEPTED.value, Outcome.REJECTED.value])
-    return decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), kinds))

@@ -56,8 +56,9 @@ class RunLock:
             self._lock.acquire(timeout=0)
             write_whole(self._folder / OWNER, json.dumps(asdict(Owner.me())).encode())
         except Timeout:
+            owner = _read_owner(self._folder) or "another process"
             raise RunError(
-                f"{self._folder} must not be written by two processes, but {self._owner()} is writing it; wait for it, "
+                f"{self._folder} must not be written by two processes, but {owner} is writing it; wait for it, "
                 "end it, or name another folder with --run"
             ) from None
         except OSError as error:
@@ -78,9 +79,6 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _owner(self) -> str:
-        return str(_read_owner(self._folder) or "another process")
 
 
 def is_being_written(run_folder: Path) -> bool | None:

@@ -276,18 +276,21 @@ class _LogFiles:
             for folder in (self._run_folder, self._run_folder.resolve().parent):
                 sync_folder(folder)
             return manifest
-        edit_manifest(self._run_folder, self._reopen)  # from here on the previous manifest names no other files
-        return edit_manifest(self._run_folder, self._remove_uncommitted)
 
-    def _reopen(self, manifest: Manifest) -> Manifest:
-        if manifest.finished:
-            raise RunError(f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run")
-        return replace(manifest, kind=self._kind)
+        def reopen(manifest: Manifest) -> Manifest:
+            if manifest.finished:
+                raise RunError(
+                    f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run"
+                )
+            return replace(manifest, kind=self._kind)
 
-    def _remove_uncommitted(self, manifest: Manifest) -> Manifest:
-        """Remove what was not committed. Runs under the manifest's lock, so no compaction is amid an edit."""
-        remove_uncommitted(self._run_folder, manifest)
-        return manifest
+        def clean(manifest: Manifest) -> Manifest:
+            """Runs under the manifest's lock, so no compaction is amid an edit."""
+            remove_uncommitted(self._run_folder, manifest)
+            return manifest
+
+        edit_manifest(self._run_folder, reopen)  # from here on the previous manifest names no other files
+        return edit_manifest(self._run_folder, clean)
 
     def write(self, table: str, rows: list[LoggedEvent]) -> None:
         """Write one part; it is not visible before the commit."""

@@ -78,7 +78,7 @@ def summarize(run_folder: Path) -> dict[str, Any]:
         "datasets": _groups("dataset", rows, drifts, versions),
         "targets": _groups("target", rows, drifts, versions),
         "totals": totals | {"drifts": list(map(_round_event, drifts)), "versions": versions, "ledger": ledger},
-        "rejected_rows": _rejected_rows(run_folder),
+        "rejected_rows": _count_rejected(run_folder),
     }
 
 
@@ -103,7 +103,6 @@ def _check_log(run_folder: Path) -> dict[str, int]:
 
 
 def _groups(kind: str, rows: Rows, drifts: Events, versions: Events) -> dict[str, Any]:
-    """Return the metrics of every dataset, or of every target."""
     return {
         name: _group_metrics(row)
         | {section: _section(rows[kind, name, section]) for section in ("first_fifth", "last_fifth")}
@@ -154,12 +153,10 @@ def _round_value(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
-def _rejected_rows(run_folder: Path) -> int:
-    return sum(_lines(folder / REJECTED) for folder in log_folders(run_folder))
-
-
-def _lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with open(path, encoding="utf-8") as lines:
-        return sum(1 for line in lines if line.strip())
+def _count_rejected(run_folder: Path) -> int:
+    count = 0
+    for folder in log_folders(run_folder):
+        if (path := folder / REJECTED).exists():
+            with path.open("rb") as lines:
+                count += sum(1 for line in lines if line.strip())
+    return count

@@ -92,17 +92,13 @@ def describe_damage(found: Iterable[str]) -> str:
 def recipes() -> dict[str, Recipe]:
     """Return all recipes by name, in alphabetical order."""
     names = sorted(file.name.removesuffix(".sql") for file in files("store.query").joinpath("sql").iterdir())
-    return {name: _recipe(name) for name in names if not name.startswith("_")}
+    texts = {name: statement(name) for name in names if not name.startswith("_")}
+    return {name: Recipe(name, sql.splitlines()[0].removeprefix("--").strip(), sql) for name, sql in texts.items()}
 
 
 def statement(name: str) -> str:
     """Return the text of `store/query/sql/NAME.sql`; names with a leading underscore are not recipes."""
     return files("store.query").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
-
-
-def _recipe(name: str) -> Recipe:
-    sql = statement(name)
-    return Recipe(name, sql.splitlines()[0].removeprefix("--").strip(), sql)
 
 
 def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,11 @@ def serve_dashboards(runs: Path) -> Iterator[str]:
         server.should_exit = True
         thread.join(timeout=20)
         listener.close()
+
+
+def read_table(page: Any, place: str) -> list[list[str]]:
+    """Wait for a table on a page. Returns the texts of its cells, row by row."""
+    page.wait_for_selector(f"{place} tbody tr", state="attached")
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    cells: list[list[str]] = page.eval_on_selector_all(f"{place} tbody tr", script)
+    return cells

@@ -20,23 +20,23 @@ def read_calibration(log: LogReader) -> dict[str, Any]:
         the counts `judged` and `accepted`, and the accepted share `acceptance` with its interval `low` and `high`. The
         source is `head`, or one of copies (`lookup`, `memory`). `story` has the sentences of each run.
     """
-    bins = [*map(_make_head_bin, rows(log.recipe("calibration-of-head")))]
-    bins += map(_make_copy_bin, rows(log.recipe("memory-calibration")))
+    bins = [
+        _make_bin(row, HEAD, "estimate", row["decisions"], round(row["accepted_fraction"] * row["decisions"]))
+        for row in rows(log.recipe("calibration-of-head"))
+    ]
+    bins += [
+        _make_bin(row, row["source"], "chance", row["judged"], row["accepted"])
+        for row in rows(log.recipe("memory-calibration"))
+    ]
     runs = [row["run"] for row in rows(log.select(_RUNS))]
     story = [{"run": run, "sentences": list(_describe([row for row in bins if row["run"] == run]))} for run in runs]
     return {"bins": bins, "story": story}
 
 
-def _make_head_bin(row: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {"judged": row["decisions"], "accepted": round(row["accepted_fraction"] * row["decisions"])}
-    ends = {"start": row["estimate_from"], "end": row["estimate_to"], "mean": row["mean_estimate"]}
-    return {"run": row["run"], "source": HEAD, **ends, **counts, **acceptance_of(counts)}
-
-
-def _make_copy_bin(row: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {"judged": row["judged"], "accepted": row["accepted"]}
-    ends = {"start": row["chance_from"], "end": row["chance_to"], "mean": row["mean_chance"]}
-    return {"run": row["run"], "source": row["source"], **ends, **counts, **acceptance_of(counts)}
+def _make_bin(row: Mapping[str, Any], source: str, kind: str, judged: int, accepted: int) -> dict[str, Any]:
+    counts = {"judged": judged, "accepted": accepted}
+    ends = {"start": row[f"{kind}_from"], "end": row[f"{kind}_to"], "mean": row[f"mean_{kind}"]}
+    return {"run": row["run"], "source": source, **ends, **counts, **acceptance_of(counts)}
 
 
 def _describe(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:

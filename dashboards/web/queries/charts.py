@@ -156,11 +156,12 @@ def read_stream(
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
     window = window_of(log, window)
     whole = _read_curves(log, "none", window)
+    (blocks,) = log.select("SELECT coalesce(sum(blocks), 0)::BIGINT AS blocks FROM prompts").to_pydict()["blocks"]
     parts = whole if split == "none" else _read_curves(log, split, window)
     return {
         "window": window,
         "compared": compare_runs(log, list(folders or ())),
-        "story": read_story(log, by_source=_count_blocks(log) <= MOST_BLOCKS, folders=folders),
+        "story": read_story(log, by_source=blocks <= MOST_BLOCKS, folders=folders),
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
@@ -246,11 +247,6 @@ def stretch_of(log: LogReader, most: int) -> int:
 def _prompts(log: LogReader) -> int:
     (row,) = log.select('SELECT coalesce(max("offset") + 1, 0) AS prompts FROM prompts').to_pylist()
     return int(row["prompts"])
-
-
-def _count_blocks(log: LogReader) -> int:
-    (row,) = log.select("SELECT coalesce(sum(blocks), 0) AS blocks FROM prompts").to_pylist()
-    return int(row["blocks"])
 
 
 def _round_number(least: float) -> int:

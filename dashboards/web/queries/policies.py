@@ -84,13 +84,15 @@ def _describe_whole_run(times: Mapping[str, Any] | None, plain: float) -> str:
 
 
 def _list_policies(log: LogReader) -> list[dict[str, Any]]:
-    return [_describe_policy(row) for row in rows(log.recipe("policy-values"))]
-
-
-def _describe_policy(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: _estimate(row[value], row[error]) for name, (value, error) in _RATES.items()}
-    kept = {name: row[name] for name in ("run", "action", "blocks")}
-    return {**kept, "name": NAMES.get(row["action"], row["action"]), "is_vague": row["blocks"] < FEW, **found}
+    return [
+        {
+            **{name: row[name] for name in ("run", "action", "blocks")},
+            "name": NAMES.get(row["action"], row["action"]),
+            "is_vague": row["blocks"] < FEW,
+            **{name: _estimate(row[value], row[error]) for name, (value, error) in _RATES.items()},
+        }
+        for row in rows(log.recipe("policy-values"))
+    ]
 
 
 def _estimate(value: float | None, error: float | None) -> dict[str, float] | None:

@@ -110,8 +110,11 @@ def read_story(
             _describe_learning(learning.get(run), blocks.get(run)),
             *_describe_updates(learning.get(run)),
             *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
-            *_describe_check(read_check(folders[run]) if folders and run in folders else None),
         ]
+        if folders and run in folders and (check := read_check(folders[run])):
+            result = f"{check['mismatches']:,} do not follow from it" if check["mismatches"] else "all follow from it"
+            judged = f"The {check['judged']:,} judged decisions were each derived again from their row in the log"
+            sentences.append(f"{judged}: {result}.")
         found.append({"run": run, "sentences": sentences})
     return found
 
@@ -207,7 +210,6 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
 
 
 def _describe_signal(drift: Mapping[str, Any]) -> str:
-    """Describe the monitored signal, with its values before and after the change."""
     was, became = drift["rate_before"], drift["rate_after"]
     if drift["signal"] != "frequency":
         return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"
@@ -238,12 +240,6 @@ def read_check(folder: Path) -> dict[str, int] | None:
         return {name: int(found[name]) for name in ("decisions", "judged", "mismatches")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _describe_check(check: Mapping[str, int] | None) -> Iterator[str]:
-    if check is not None:
-        result = f"{check['mismatches']:,} do not follow from it" if check["mismatches"] else "all follow from it"
-        yield f"The {check['judged']:,} judged decisions were each derived again from their row in the log: {result}."
 
 
 def _count_times(count: int) -> str:

@@ -146,20 +146,17 @@ def _detail(row: Row, kind: str, siblings: Sequence[Row]) -> Iterator[str]:
     yield _TITLES[row["outcome"] if kind == "dropped" else kind]
     yield f"token {'none' if token is None else token}{_bytes(row[f'{side}_bytes'])}"
     if kind == "residual":
-        yield f"instead of token {', '.join(map(_name_proposed, siblings or [row]))}"
+        names = [f"{one['proposed_id']}{_bytes(one['proposed_bytes'])}" for one in siblings or [row]]
+        yield f"instead of token {', '.join(names)}"
     if row["pieces"]:
-        names = {"direct": "direct", "ngram": "n-gram", "none": "no translation"}
-        yield f"drafted as pieces {', '.join(map(str, row['pieces']))} ({names[row['translation']]}, {row['drafter']})"
+        kinds = {"direct": "direct", "ngram": "n-gram", "none": "no translation"}
+        yield f"drafted as pieces {', '.join(map(str, row['pieces']))} ({kinds[row['translation']]}, {row['drafter']})"
     if is_candidate(row):
         yield f"candidate: {describe_source(row)}"
     yield from _share(row, siblings) if siblings else _probabilities(row)
     yield from _raw_values(row)
     yield f"position {row['position']}, block {row['block']}, index {row['index']}"
     yield f"in service: drafter {row['drafter_version']}, head {row['head_version']}, cache {row['cache_version']}"
-
-
-def _name_proposed(row: Row) -> str:
-    return f"{row['proposed_id']}{_bytes(row['proposed_bytes'])}"
 
 
 def _quote_proposed(row: Row) -> str:
@@ -169,7 +166,6 @@ def _quote_proposed(row: Row) -> str:
 
 
 def _share(row: Row, siblings: Sequence[Row]) -> Iterator[str]:
-    """How a candidate of a tree was judged."""
     begin, end = share_of(siblings, row)
     yield f"probability {row['target_levels'][0]:.3g} by the target"
     if row["uniform"] is not None:
@@ -253,10 +249,6 @@ def describe_source(row: Row) -> str:
     return f"{SOURCES[row['drafter']]}, {known}, estimated chance {row['chance']:.3g}"
 
 
-def _describe_match(row: Row) -> str:
-    return "" if row["drafter"] == "model" else f" ({row['context']} tokens, {row['count']}×)"
-
-
 def list_tree(rows: Sequence[Row], text_of: Callable[[Row], str]) -> Iterator[str]:
     """Yield the tree of a block, one candidate per line, indented by its depth; the first line is a title."""
     nodes = [row for row in rows if is_candidate(row)]
@@ -267,9 +259,10 @@ def list_tree(rows: Sequence[Row], text_of: Callable[[Row], str]) -> Iterator[st
     shown = nodes if len(nodes) <= MOST_LINES else [row for row in nodes if row["outcome"] != "unjudged"]
     for row in shown[:MOST_LINES]:
         indent = "\u2003" * (row["position"] - begin)
+        match = "" if row["drafter"] == "model" else f" ({row['context']} tokens, {row['count']}×)"
         yield (
             f"{indent}{_MARKS.get(row['outcome'], '?')} {text_of(row)} target {row['target_levels'][0]:.3g}, "
-            f"estimated {row['chance']:.3g}, {SOURCES[row['drafter']]}{_describe_match(row)}"
+            f"estimated {row['chance']:.3g}, {SOURCES[row['drafter']]}{match}"
         )
     if left := len(nodes) - len(shown[:MOST_LINES]):
         yield f"… and {left} more"

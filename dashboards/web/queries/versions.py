@@ -179,7 +179,6 @@ def _compare(newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> list[
 
 
 def _describe_unchanged(version: Mapping[str, Any]) -> str:
-    """Of a version to whose drafter no update was applied."""
     probe = version["probe"]
     rates = f"it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens"
     if probe["forwards"]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from serving_runs import Serve
+from serving_runs import Serve, read_table
 from stream_making import block_of_every_kind, prompt, write
 from tree_making import NODES, make_tree
 
@@ -75,10 +75,7 @@ def test_the_page_has_reliability_curves(serve: Serve, tmp_path: Path, page: Any
     diagonal = page.evaluate("document.getElementById('head').data[0]")
     assert (diagonal["x"], diagonal["y"]) == ([0, 1], [0, 1])
     page.click("text=The bins as a table")
-    bins = page.eval_on_selector_all(
-        "#bins tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
-    assert [row[:3] for row in bins] == [
+    assert [row[:3] for row in read_table(page, "#bins")] == [
         ["acceptance head", "0.7 to 0.8", "100"],
         ["own text", "0.5 to 0.6", "4"],
         ["memory", "0.5 to 0.6", "80"],

@@ -26,7 +26,6 @@ MOST_BYTES = 200_000
 # Settings with which drafts have the same lengths however busy this machine is.
 PAIR = ("builtin:docs", "builtin:code", "--draft-sources", "model", "--set", "draft.costs=estimated")
 PAGES = ("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions")
-GAP = 16  # pixels between the screenshots of a phone
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
 
@@ -67,26 +66,12 @@ def default_address(default_runs: Path) -> Iterator[str]:
         yield found
 
 
-def save(name: str, *screenshots: bytes) -> None:
-    """Save a picture that a document shows: one screenshot, or several next to each other, in 256 colours."""
+def save(name: str, screenshot: bytes) -> None:
+    """Save a picture that a document shows, in 256 colours."""
     path = IMAGES / f"dashboard-{name}.png"
-    if not path.exists():
-        return
-    images = [Image.open(io.BytesIO(one)).convert("RGB") for one in screenshots]
-    width = sum(image.width for image in images) + GAP * (len(images) - 1)
-    whole = Image.new("RGB", (width, images[0].height), "white")
-    for number, image in enumerate(images):
-        whole.paste(image, (number * (image.width + GAP), 0))
-    whole.quantize(256, kmeans=4, dither=Image.Dither.NONE).save(path, optimize=True)
+    image = Image.open(io.BytesIO(screenshot)).convert("RGB")
+    image.quantize(256, kmeans=4, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < MOST_BYTES
-
-
-@needs_smollm2
-def test_the_runs(default_address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 430})
-    page.goto(default_address)
-    page.wait_for_selector("#runs tbody tr")
-    save("runs", page.screenshot())
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/sql?recipe=drifts"])
@@ -102,24 +87,6 @@ def test_no_page_is_wider_than_its_window(address: str, page: Any, path: str, sc
 
 
 @needs_smollm2
-def test_a_phone(default_address: str, page: Any):
-    page.set_viewport_size({"width": 390, "height": 844})
-    found = []
-    for path, scheme, ready in (
-        ("/stream", "dark", "#chart .scatterlayer .trace"),
-        ("/versions", "light", "#probe .scatterlayer .trace"),
-        ("/", "light", "#runs tbody tr"),
-    ):
-        page.goto("about:blank")  # a page loads again when the colour scheme changes
-        page.emulate_media(color_scheme=scheme)
-        page.goto(f"{default_address}{path}{'?run=learned' if path != '/' else ''}")
-        page.wait_for_selector(ready)
-        page.wait_for_timeout(500)
-        found.append(page.screenshot())
-    save("phone", *found)
-
-
-@needs_smollm2
 def test_the_stream(default_address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 1350})
     page.goto(f"{default_address}/stream?run=learned")
@@ -127,29 +94,6 @@ def test_the_stream(default_address: str, page: Any):
     assert "drift at" in page.inner_text("#events")
     page.wait_for_timeout(500)
     save("stream", page.screenshot())
-
-
-@needs_smollm2
-@pytest.mark.parametrize(
-    ("name", "path", "scheme", "ready"),
-    [
-        ("stream-dark", "stream?run=learned&run=baseline", "dark", ["#chart .scatterlayer .trace"]),
-        (
-            "calibration",
-            "calibration?run=learned",
-            "light",
-            [f"#{one} .scatterlayer .trace" for one in ("head", "copies")],
-        ),
-        ("vocabulary", "vocabulary?run=learned", "light", ["#chart .barlayer .trace"]),
-    ],
-)
-def test_a_wide_window(default_address: str, page: Any, name: str, path: str, scheme: Any, ready: list[str]):
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": 1400, "height": 900})
-    page.goto(f"{default_address}/{path}")
-    for chart in ready:
-        page.wait_for_selector(chart)
-    save(name, page.screenshot())
 
 
 @needs_smollm2
@@ -179,23 +123,6 @@ def test_the_text(default_address: str, default_runs: Path, page: Any):
     save("text", page.screenshot())
 
 
-@needs_smollm2
-def test_the_memory(default_address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 1000})
-    page.goto(f"{default_address}/memory?run=learned")
-    page.wait_for_selector("#held tbody tr")
-    assert page.locator("#accepted tbody tr").count() > 10
-    save("memory", page.screenshot())
-
-
-def test_the_ngrams(address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 1290})
-    page.goto(f"{address}/ngrams?run=learned")
-    page.wait_for_selector("#lengths .barlayer .trace")
-    page.wait_for_selector("#paying tbody tr")
-    save("ngrams", page.screenshot())
-
-
 def test_the_versions(address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 1290})
     page.goto(f"{address}/versions?run=learned")
@@ -204,12 +131,3 @@ def test_the_versions(address: str, page: Any):
     assert page.locator("#all tbody tr").count() > 5
     page.wait_for_timeout(3000)  # until the numbers of the registry are loaded
     save("versions", page.screenshot())
-
-
-@needs_smollm2
-def test_the_sql(default_address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 860})
-    page.goto(f"{default_address}/sql?run=learned&run=baseline&recipe=acceptance-by-dataset")
-    page.wait_for_selector("#rows tbody tr")
-    page.click(".views summary >> nth=3")
-    save("sql", page.screenshot())

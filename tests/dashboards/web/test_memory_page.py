@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from event_making import make_published
-from serving_runs import Serve
+from serving_runs import Serve, read_table
 from stream_making import block_of_every_kind, decision, prompt, write
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -124,8 +124,7 @@ def test_the_pages_are_searched(serve: Serve, tmp_path: Path, page: Any):
     page.wait_for_selector("#shown:has-text('2 found')")
     page.select_option("[name=source]", "lookup")
     page.wait_for_selector("#shown:has-text('1 found')")
-    cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    (row,) = page.eval_on_selector_all("#accepted tbody tr", cells)
+    (row,) = read_table(page, "#accepted")
     assert row[:5] == ["“ 7”", "“ a b 5”", "own text", "1", "1"]
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.goto(f"{address}/ngrams?run=held")

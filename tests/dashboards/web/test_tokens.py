@@ -117,6 +117,7 @@ def test_emitted_characters_are_whole_despite_rejected_tokens_between_them(tmp_p
     rows[2] = replace(rows[2], emitted_bytes=second, proposed_bytes=b"\xff")
     found = completion(tmp_path, [*rows[:3], decision(0, 3, emitted_bytes=b"\xe2"), prompt(0)])
     assert [token.text for token in found.tokens] == [" the", "…", "\ufffd", "é", "…", "\ufffd"]
+    assert "bytes c3" in found.tokens[1].detail
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from event_making import make_published
-from serving_runs import Serve
+from serving_runs import Serve, read_table
 from stream_making import prompt, write
 
 from dashboards.web import registered
@@ -147,16 +147,15 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     (tmp_path / "runs" / "mlflow.db").touch()
     page.goto(f"{serve(tmp_path / 'runs')}/versions")
     page.wait_for_selector("#all tbody tr:first-child td:nth-child(2):has-text('champion')")
-    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    best, *_ = page.eval_on_selector_all("#all tbody tr", script)
+    best, *_ = read_table(page, "#all")
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in best[:4]]
     assert shown == ["1 ★", "#6 champion", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
-    speed, forwards, first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
+    speed, forwards, first, *_ = read_table(page, "#compared")
     assert speed == ["probe: tokens per second", "–", "–", ""], "the speed was not measured"
     assert forwards[0] == "probe: tokens per forward"
     assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
     assert "In MLflow, champion is version 1 (models:/m/6)." in page.inner_text("#verdict")
-    (compared,) = page.eval_on_selector_all("#comparisons tbody tr", script)
+    (compared,) = read_table(page, "#comparisons")
     assert compared[:6] == [
         "#2", "#6 (a/1)", "24", "0.250 → 0.500: +0.250 (+0.100 to +0.400)", "–", "9.0 → 8.0: ×0.88",
     ]  # fmt: skip
