@@ -1,6 +1,7 @@
 """A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did.
 
-Several runs are compared on the prompts that they have in common."""
+Several runs are compared on the prompts that they have in common.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
