@@ -1,42 +1,19 @@
-"""Shared parts of the commands of this package: arguments, input files, and plots with panels."""
+"""Shared parts of the commands of this package: arguments, and plots with panels."""
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from store.errors import CorruptError, OmnidraftError, RunError, UsageError
+from store.errors import OmnidraftError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
-Found = TypeVar("Found")
-
-
-def read_json(path: Path, must_be: str, maker: str, read: Callable[[Any], Found]) -> Found:
-    """Read a JSON file and return what `read` makes of its content.
-
-    Args:
-        path: the file.
-        must_be: description of the file, for errors.
-        maker: command that writes such a file, for errors.
-        read: converts the content; raises `KeyError`, `TypeError` or `ValueError` for another kind of file.
-
-    Raises:
-        RunError: the file does not exist or cannot be read.
-        CorruptError: the file is of another kind.
-    """
-    try:
-        return read(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise RunError(f"{path} must be {must_be}: {error.strerror}; `{maker}` makes one") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{path} must be {must_be}, but cannot be parsed: {error!r}") from error
 
 
 @contextmanager

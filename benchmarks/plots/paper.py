@@ -9,7 +9,8 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dashboards.plots import BLUE, GREEN, GREY, ORANGE, PINK, panels, plot_parser, read_json, run_command
+from benchmarks.plots.results import read_json
+from dashboards.plots import BLUE, GREEN, GREY, ORANGE, PINK, panels, plot_parser, run_command
 from store.errors import RunError
 
 if TYPE_CHECKING:

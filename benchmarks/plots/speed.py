@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plots.curves import draw
-from dashboards.plots import plot_parser, read_json, run_command
+from benchmarks.plots.results import read_json
+from dashboards.plots import plot_parser, run_command
 from store.errors import RunError
 
 MAKER = "python -m benchmarks.speed --json FILE"

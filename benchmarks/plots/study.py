@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dashboards.plots import BLUE, ORANGE, panels, plot_parser, read_json, run_command
+from benchmarks.plots.results import read_json
+from dashboards.plots import BLUE, ORANGE, panels, plot_parser, run_command
 from store.errors import RunError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from dashboards.web.queries.memory import MOST_PROMPTS, SHOWN, spell_tokens
-from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tables import find_version_files, rows
 from store.errors import OmnidraftError
 from store.log.manifest import read_manifest
 from store.query.log_reader import LogReader
@@ -33,7 +33,6 @@ _ARRAYS = ("hashes", "tokens", "counts", "totals", "scopes")
 
 _Numbers = npt.NDArray[Any]
 
-_VERSIONS = "SELECT run, target, folder FROM versions ORDER BY run, target, version DESC"
 _EMITTED = """
     SELECT "offset", emitted_id AS token FROM decisions
     WHERE run = {run} AND target = {target} AND emitted_id IS NOT NULL
@@ -50,7 +49,6 @@ _TEXTS = """
 class HeldMemory:
     """The memory of one target."""
 
-    # run, target: whose memory it is
     run: str
     target: str
     file: str  # where it was read, relative to the run's folder
@@ -143,14 +141,13 @@ def _find_ends(hashes_U: _Numbers, tokens_E: _Numbers, offsets_E: _Numbers) -> d
 
 def _read_memories(log: LogReader, folders: Mapping[str, Path]) -> Iterator[HeldMemory]:
     """Yield the memory of each run and target: of the checkpoint, or of the last version whose folder has one."""
-    versions = rows(log.select(_VERSIONS))
+    versions = list(find_version_files(log, folders, MEMORY_FILE))
     for run in dict.fromkeys(row["run"] for row in rows(log.select("SELECT DISTINCT run FROM prompts ORDER BY run"))):
         found = list(_read_checkpoint(run, folders[run]))
         yield from found
         done = {memory.target for memory in found}
-        for row in versions:
-            path = folders[run] / row["folder"] / MEMORY_FILE
-            if row["run"] == run and row["target"] not in done and path.is_file():
+        for row, path in versions:
+            if row["run"] == run and row["target"] not in done:
                 done.add(row["target"])
                 yield from _read_version(run, row["target"], path, f"{row['folder']}/{MEMORY_FILE}")
 

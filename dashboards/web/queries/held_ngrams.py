@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dashboards.web.queries.memory import SHOWN, spell_tokens
-from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tables import find_version_files, rows
 from dashboards.web.queries.tokens import visible
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
@@ -20,7 +20,6 @@ NGRAM_FILE = "ngrams.parquet"  # in the folder of a version
 TOKENIZER_FILE = "tokenizer.json"  # of the drafter, there too
 _SPACE = "▁"  # as SentencePiece writes it
 
-_VERSIONS = "SELECT run, target, version, folder FROM versions ORDER BY run, target, version DESC"
 # The cache holds what the target emitted, so the log has the text of each entry, unless the cache was filled before.
 _TEXTS = """
     SELECT run, target, emitted_id AS token, any_value(emitted_bytes) AS content
@@ -70,10 +69,8 @@ def add_spelling(entries: list[dict[str, Any]], log: LogReader, folders: Mapping
     A piece is spelt as its id where no version's folder is left.
     """
     places: dict[str, Path] = {}
-    for row in rows(log.select(_VERSIONS)):
-        path = folders[row["run"]] / row["folder"] / TOKENIZER_FILE
-        if row["run"] not in places and path.is_file():
-            places[row["run"]] = path
+    for row, path in find_version_files(log, folders, TOKENIZER_FILE):
+        places.setdefault(row["run"], path)
     spellers = {run: _make_speller(path) for run, path in places.items()}
     return [
         {**row, "spelt": [spellers.get(row["run"], _spell_as_id)(piece) for piece in row["pieces"]]} for row in entries
@@ -104,9 +101,9 @@ def _make_speller(path: Path) -> Callable[[int], str]:
 def _read_caches(log: LogReader, folders: Mapping[str, Path]) -> Iterator[_Cache]:
     """Yield the last version of each run and target whose cache can be read, and its entries."""
     done = set()
-    for row in rows(log.select(_VERSIONS)):
-        line, path = (row["run"], row["target"]), folders[row["run"]] / row["folder"] / NGRAM_FILE
-        if line in done or not path.is_file():
+    for row, path in find_version_files(log, folders, NGRAM_FILE):
+        line = row["run"], row["target"]
+        if line in done:
             continue
         try:
             found = list_ngrams(path)

@@ -1,6 +1,7 @@
 """Tables of the log as JSON values: rows of a query, and lists of prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ _REJECTION = """
     SELECT min("offset") AS "offset" FROM decisions WHERE outcome = 'rejected' AND "offset" > {offset}
 """
 _DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'
+_VERSIONS = "SELECT run, target, version, folder FROM versions ORDER BY run, target, version DESC"
 _TOTALS = """
     SELECT run, count(*) AS prompts, list_sort(list(DISTINCT target)) AS targets, sum(emitted)::BIGINT AS tokens,
         sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
@@ -78,6 +80,16 @@ def read_totals(log: LogReader) -> list[dict[str, Any]]:
 def read_datasets(log: LogReader) -> list[dict[str, Any]]:
     """Read the first and last offset of each run's datasets, in stream order."""
     return rows(log.select(_DATASETS))
+
+
+def find_version_files(
+    log: LogReader, folders: Mapping[str, Path], name: str
+) -> Iterator[tuple[Mapping[str, Any], Path]]:
+    """Yield the versions whose folder has a file with this name, and its path; of each target the newest first."""
+    for row in rows(log.select(_VERSIONS)):
+        path = folders[row["run"]] / row["folder"] / name
+        if path.is_file():
+            yield row, path
 
 
 def read_catalog() -> dict[str, Any]:
