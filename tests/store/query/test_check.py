@@ -18,7 +18,7 @@ from synthetic_runs import (
     write_run,
 )
 
-from store.events import Origin, Translation
+from store.events import DraftSource, Origin, Translation
 from store.log.manifest import part_path, read_manifest
 from store.query.log_reader import LogReader
 
@@ -87,6 +87,10 @@ BROKEN = {
     "gap": ([decision(), decision(block=1, position=2)], "positions"),
     "not from zero": ([decision(position=1)], "positions"),
     "twice": ([decision(), decision(block=1)], "positions"),
+    "copied with a chance": (
+        [decision(drafter=DraftSource.LOOKUP, drafter_levels=(1.0, 0.5), target_levels=(1.0, 0.5))],
+        "what was copied must have had probability 1",
+    ),
     "bonus after a rejection": ([make_rejection(), bonus(index=1, position=1)], "after a rejection"),
 }
 
@@ -96,6 +100,12 @@ def test_each_kind_of_contradiction_is_named_once(tmp_path, name):
     events, words = BROKEN[name]
     (problem,) = problems(tmp_path, events)
     assert words in problem
+
+
+def test_copied_tokens_with_probability_one_are_sound(tmp_path):
+    copied = {"drafter": DraftSource.LOOKUP, "drafter_levels": (1.0,), "head_estimate": None}
+    rejected = make_rejection(**copied, index=1, position=1, target_levels=(0.125,))
+    assert problems(tmp_path, [decision(**copied, target_levels=(0.5,)), rejected]) == []
 
 
 @pytest.mark.slow
