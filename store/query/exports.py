@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from store.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MEDIA_TYPES = {
     "csv": "text/csv; charset=utf-8",
@@ -43,7 +43,7 @@ def to_json_value(value: Any, exact: int | None = None) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def export_rows(table: pa.Table, kind: str) -> bytes:
+def export_rows(table: "pa.Table", kind: str) -> bytes:
     """Return the content of a file with the rows of a table.
 
     CSV follows RFC 4180; a text that a spreadsheet would take for a formula begins with an apostrophe there. JSON is a
@@ -68,7 +68,10 @@ def export_rows(table: pa.Table, kind: str) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _to_parquet(table: pa.Table) -> bytes:
+def _to_parquet(table: "pa.Table") -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     names = table.schema.names
     if len(set(names)) < len(names):
         raise UsageError(f"columns of a Parquet file must have different names, got {', '.join(names)}; use AS")

@@ -103,7 +103,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
 
     def list_versions(uri: str) -> list[Any]:
         requests.append(uri)
-        tags = {"run": "run", "about": '{"version": 1}'}
+        tags = {"run": "run", "version": "1"}
         return [from_tags("m", 6, tags, ["candidate"], 0), from_tags("m", 2, {"run": "other"}, [], 0)]
 
     monkeypatch.setattr(registered, "list_versions", list_versions)
@@ -123,7 +123,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
 
 
 def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tags = {"run": "run", "about": '{"version": 1}'}
+    tags = {"run": "run", "version": "1"}
     monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, [], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     numbers = RegisteredNumbers(tmp_path)
@@ -140,7 +140,7 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch):
-    tags = {"run": "a", "about": '{"version": 1}'}
+    tags = {"run": "a", "version": "1"}
     monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, ["champion"], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 2 + number % 2) for number in range(3))])
