@@ -2,22 +2,21 @@
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from logging import LogRecord
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 
 from pipeline.cluster.learner import LearnerReport
-from pipeline.cluster.messages import ActorLost, Message, WorkerReady, WorkReported
 from pipeline.cluster.worker import TargetInfo, WorkerReport
-from pipeline.cluster.worker_pool import WorkerPool, WorkerState
+from pipeline.cluster.worker_pool import ActorLost, Message, WorkerPool, WorkerReady, WorkerState, WorkReported
 from pipeline.learner_service.service import LearnerConfig
 from pipeline.reports.progress import Display
 from pipeline.run.event_sink import EventSink
 from pipeline.sources.position import Prefetcher, SourcePosition
 from store.errors import RunError
-from store.events import Event, PromptReceived, PromptRejected
+from store.events import PromptReceived, PromptRejected
 from store.log.partitions import LEARNER, close_partition, create_worker_partition, partition_folder
 from store.log.parts import completed_prompts
 from store.log_records import handle_record
@@ -105,9 +104,6 @@ class Dispatcher:
         make_learner_config: makes the learner's configuration from a worker's data on the target.
         display: shows all other events.
         model_fingerprints: of the models that every worker must have; None before the first worker is ready.
-
-    Attributes:
-        pool, model_fingerprints: as above; the fingerprints are set by the first worker.
     """
 
     def __init__(
@@ -244,7 +240,8 @@ class Dispatcher:
                 self._on_worker_lost(message)
             case LearnerReport():
                 _log_records(message.records, LEARNER)
-                self._show_events(message.events)
+                for event in message.events:
+                    self._display.show(event)
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         if self.model_fingerprints is None:
@@ -261,12 +258,15 @@ class Dispatcher:
     def _on_report(self, worker: str, report: WorkerReport) -> None:
         self.pool.share_memory(worker, report.memory)
         self._assignments.mark_completed(worker, (prompt.offset for prompt in report.completed))
-        self._assignments.mark_committed(worker, report.committed)
-        self._assignments.mark_committed(worker, (offset for offset, _ in report.refused))
+        self._assignments.mark_committed(worker, [*report.committed, *(offset for offset, _ in report.refused)])
         self._shown.difference_update(report.committed)
         self._events.take(refused for _, refused in report.refused)
-        self._show_events(prompt for prompt in report.completed if prompt.offset not in self._shown)
-        self._shown.update(prompt.offset for prompt in report.completed if prompt.offset not in set(report.committed))
+        committed = set(report.committed)
+        for prompt in report.completed:
+            if prompt.offset not in self._shown:
+                self._display.show(prompt)
+            if prompt.offset not in committed:
+                self._shown.add(prompt.offset)
         if report.completed:
             self._crashes = 0
 
@@ -292,10 +292,6 @@ class Dispatcher:
         close_partition(folder)
         self._draining.discard(worker)
         return self._assignments.release_worker(worker, {prompt.offset for prompt in completed_prompts(folder)})
-
-    def _show_events(self, events: Iterator[Event] | tuple[Event, ...]) -> None:
-        for event in events:
-            self._display.show(event)
 
 
 def _log_records(records: Iterable[LogRecord], process: str) -> None:

@@ -18,8 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from typing_extensions import override
 
-from pipeline.cluster.messages import DeadError, GoneError, Ref
-from pipeline.cluster.worker_pool import Actors
+from pipeline.cluster.worker_pool import Actors, DeadError, GoneError, Ref
 from store.errors import RunError
 
 LOCAL = "local"  # a Ray cluster on this machine that is started for the run

@@ -12,7 +12,6 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from pipeline.cluster.learner import LearnerActor, LearnerReport
-from pipeline.cluster.messages import ActorLost, DeadError, GoneError, Message, Ref, WorkerReady, WorkReported
 from pipeline.cluster.worker import DecodeWorker, TargetInfo, WorkerReport, WorkerSetup
 from pipeline.learner_service.service import LearnerConfig
 from stages.memory.memory_share import MemoryExchange, MemoryShare
@@ -25,6 +24,44 @@ MAX_CALLS = 2  # pending work items of a worker: one that it decodes, one that i
 MAX_QUEUED_WORK_ITEMS = 16  # per worker, for the learner; with more, no prompts are given out
 RESTART_BUDGET = 8  # starts of the learner in a row that may fail
 RESTART_SECONDS = 1.0  # seconds before it is started again
+
+Ref = object  # reference to an object that is or will be in the cluster; only the backend knows its type
+
+
+class GoneError(Exception):
+    """An object was lost with its process or machine."""
+
+
+class DeadError(GoneError):
+    """The actor that was to make the object is dead."""
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """A worker has loaded its models."""
+
+    worker: str
+    model_fingerprints: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class WorkReported:
+    """A worker's report on its prompts. In the `final` one all of them are committed, and the worker has ended."""
+
+    worker: str
+    report: WorkerReport
+    final: bool
+
+
+@dataclass(frozen=True)
+class ActorLost:
+    """A worker or the learner is lost, with all calls to it that were pending."""
+
+    name: str
+    reason: str
+
+
+Message = WorkerReady | WorkReported | ActorLost | TargetInfo | LearnerReport
 
 
 class Actors(Protocol):
@@ -111,9 +148,7 @@ class WorkerPool:
         actor = self._actors.start(DecodeWorker, self._options, self._setup, folder)
         self._handles[folder.name] = WorkerHandle(actor, calls=1)
         (ref,) = self._actors.call(actor, "start")
-        self._calls[ref] = _Call(
-            folder.name, lambda model_fingerprints: self._on_worker_ready(folder.name, model_fingerprints)
-        )
+        self._calls[ref] = _Call(folder.name, lambda found: self._on_worker_ready(folder.name, found))
 
     def accepts_work(self, worker: str) -> bool:
         """Return whether a worker takes another work item now."""

@@ -29,19 +29,12 @@ def silent(pair: Pair) -> int:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of target tokens of a text, by the way in which the drafter can propose them.
+    """Numbers of target tokens of a text, by the way in which the drafter can propose them."""
 
-    Attributes:
-        tokens: all tokens.
-        direct: tokens of one piece.
-        ngrams: tokens of several pieces, per band.
-        unspelt: tokens without pieces.
-    """
-
-    tokens: int
-    direct: int
-    ngrams: Mapping[str, int]
-    unspelt: int
+    tokens: int  # all tokens
+    direct: int  # tokens of one piece
+    ngrams: Mapping[str, int]  # tokens of several pieces, per band
+    unspelt: int  # tokens without pieces
 
 
 def coverage(pair: Pair, tokens: Iterable[int]) -> Coverage:
@@ -56,33 +49,19 @@ def coverage(pair: Pair, tokens: Iterable[int]) -> Coverage:
 
 @dataclass(frozen=True)
 class CacheCoverage:
-    """Coverage of the second half of a text by a cache that was filled from the first half.
+    """Coverage of the second half of a text by a cache that was filled from the first half."""
 
-    Attributes:
-        entries, bytes: size of the cache after the first half.
-        tokens: of the second half.
-        direct: of these, direct maps.
-        cached: of these, n-grams in the cache.
-        missed: of these, n-grams that were not.
-    """
-
+    # entries, bytes: size of the cache after the first half
     entries: int
     bytes: int
-    tokens: int
-    direct: int
-    cached: int
-    missed: int
+    tokens: int  # of the second half
+    direct: int  # of these, direct maps
+    cached: int  # of these, n-grams in the cache
+    missed: int  # of these, n-grams that were not
 
 
 def cache_coverage(pair: Pair, trie: Trie, cache: NgramCache, tokens: Sequence[int]) -> CacheCoverage:
-    """Fill an empty cache with the first half of a text, then look up the second half without changing it.
-
-    Args:
-        pair: the vocabularies.
-        trie: the cache's.
-        cache: with its budget and policy.
-        tokens: target ids of a text, in order.
-    """
+    """Fill an empty cache with the first half of a text, then look up the second half without changing it."""
     half = len(tokens) // 2
     for token in tokens[:half]:
         pieces = pair.pieces[token]

@@ -21,18 +21,12 @@ LONGEST_WAIT = 2.0  # a due commit waits for a running update until this many ti
 
 @dataclass(frozen=True)
 class CommitCosts:
-    """Cost of the commits of a run.
-
-    Attributes:
-        seconds: on the run's own thread.
-        seconds_beside: on the log's writer thread.
-        of: seconds since the run began or was resumed.
-    """
+    """Cost of the commits of a run."""
 
     commits: int
-    seconds: float
-    seconds_beside: float
-    of: float
+    seconds: float  # on the run's own thread
+    seconds_beside: float  # on the log's writer thread
+    of: float  # seconds since the run began or was resumed
 
 
 def last_snapshot(run_folder: Path) -> State | None:

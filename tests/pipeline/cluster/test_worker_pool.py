@@ -11,14 +11,17 @@ from event_making import make_completed
 
 from pipeline.cli.run import Several, _prepare
 from pipeline.cluster.learner import LearnerReport
-from pipeline.cluster.messages import ActorLost, DeadError, WorkerReady, WorkReported
 from pipeline.cluster.worker import WorkerReport, WorkerSetup
 from pipeline.cluster.worker_pool import (
     MAX_CALLS,
     RESTART_BUDGET,
+    ActorLost,
     Actors,
+    DeadError,
     WorkerPool,
+    WorkerReady,
     WorkerState,
+    WorkReported,
 )
 from pipeline.config.settings import Config
 from store.errors import ConfigError, RunError
