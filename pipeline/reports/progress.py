@@ -41,22 +41,18 @@ class ProgressCounters:
     Args:
         clock: returns the time in seconds.
         total: expected number of prompts, None if unknown.
-
-    Attributes:
-        prompts, emitted: number of completed prompts, and of their target tokens.
-        drafter: number of the drafter's updates in service.
-        drifts: number of drifts that were acted upon.
-        rejected: number of rejected source rows.
     """
 
     def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
         self._clock, self._began, self.total = clock, clock(), total
         self._earlier = 0  # prompts of earlier processes
-        self.prompts = self.emitted = self.drafter = self.drifts = self.rejected = 0
+        self.prompts = self.emitted = 0  # completed prompts, and their target tokens
+        self.drafter = 0  # number of the drafter's updates in service
+        self.drifts = 0  # that were acted upon
+        self.rejected = 0  # source rows
         self.version: int | None = None  # newest published version, or None
         self.dataset = ""
-        # acceptance per `BUCKET` prompts, None if nothing was judged, and whether a drift was acted upon in
-        # it
+        # acceptance per `BUCKET` prompts, None if nothing was judged, and whether a drift was acted upon in it
         self.curve: list[tuple[float | None, bool]] = []
         self._bucket: list[PromptCompleted] = []
         self._drifted = False

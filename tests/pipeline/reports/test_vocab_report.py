@@ -3,7 +3,7 @@
 import pytest
 from tokenizer_making import byte_level, space_mark
 
-from pipeline.reports.vocab_statistics import (
+from pipeline.reports.vocab_report import (
     BANDS,
     band_of,
     cache_coverage,
