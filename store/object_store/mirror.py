@@ -159,7 +159,8 @@ class ObjectMirror(Mirror):
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
-            raise OmnidraftError(f"{self.name} must be reachable, but: {str(error).partition(chr(10))[0]}") from error
+            reason, _, _ = str(error).partition("\n")  # a trace of Rust's follows
+            raise OmnidraftError(f"{self.name} must be reachable, but: {reason}") from error
 
     def _list_objects(self) -> list[str]:
         found = self._store.list_with_delimiter(OBJECTS)["objects"]
