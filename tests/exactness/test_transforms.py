@@ -17,10 +17,10 @@ from test_tree_exactness import KINDS, admit, given_trees
 from torch import Tensor
 from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 
+from stages import verify
 from stages.contract.blocks import SequenceState
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
-from stages.verification import transformed_logits
 
 EXACT = 1e-12
 PENALISED = SamplingParams(presence_penalty=0.7, frequency_penalty=-0.4)
@@ -163,7 +163,7 @@ def _history_in_the_order_of_the_tree(proposal):
     ],
 )
 def test_another_history_is_detected(monkeypatch, mutate, trees):
-    monkeypatch.setattr(transformed_logits, "proposed_prefixes", mutate)
+    monkeypatch.setattr(verify, "proposed_prefixes", mutate)
     world = world_of("nested", 4)
     distribution = row_distribution(
         lambda: given_trees(world, KINDS["all mass"]) if trees else stages_of(world), [(EVERYTHING, WARM)], 0, 2
