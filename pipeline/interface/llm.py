@@ -41,7 +41,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Completion:
-    """A completed prompt."""
+    """A completed prompt: `text`, `tokens`, `finish`, and the counts of its decoding in `usage`."""
 
     text: str  #: the completion, without the prompt
     tokens: tuple[int, ...]  #: its target ids, the end-of-sequence token included

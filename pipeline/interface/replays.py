@@ -81,7 +81,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A finished replay."""
+    """A finished replay: the folder of its `run`, its `summary`, and the `mlflow_uri` of its versions."""
 
     run: Path  #: its folder, with the log, the versions and `summary.json`
     summary: RunSummary  #: its metrics

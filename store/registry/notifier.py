@@ -99,7 +99,7 @@ class Notifier:
             LOG.warning(
                 "MLflow at %s did not take all of the run: %s. The run's folder has everything, and "
                 "`omnidraft versions sync %s` sends what is missing",
-                *(self._uri, (reason.strip().splitlines() or ["no reason given"])[0][:160], shlex.quote(self._name)),
+                *(self._uri, (reason.strip().splitlines() or ["no reason given"])[0][:400], shlex.quote(self._name)),
             )
         self._warned = True
 

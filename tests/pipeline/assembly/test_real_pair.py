@@ -87,7 +87,7 @@ def test_a_real_pair_runs_the_whole_pipeline_and_greedy_is_plain_decoding(
         {
             "targets": (str(target),), "drafter": str(drafter), "sources": (str(source),), "batch": 4,
             "sampling.max_new_tokens": NEW_TOKENS, "learn.interval": 2, "learn.rate": 5e-3, "device": "cpu",
-            "publish.enabled": False, "draft.stop": "never", "draft.pause": False,
+            "publish.enabled": False, "draft.stop": "never", "draft.pause": False, "draft.width": 1,
             "draft.sources": ("model",),
         }
     )  # fmt: skip

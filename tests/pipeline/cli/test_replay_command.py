@@ -194,8 +194,8 @@ def typed_in_a_process(*arguments: list[str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.representatives("4")
+@pytest.mark.parametrize("number", [2, 4])
 def test_a_run_starts_from_a_registered_version(
     runs: Path,
     tiny_pair: TinyPair,  # noqa: F811

@@ -17,7 +17,7 @@ THERE = [name for name in zoo.ZOO if (zoo.MODELS_FOLDER / name / "model.safetens
 
 def test_a_model_that_was_not_built_is_refused_with_what_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(zoo, "MODELS_FOLDER", tmp_path)
-    with pytest.raises(ModelError, match=r"pipeline\.model_building target-7m"):
+    with pytest.raises(ModelError, match=r"benchmarks\.model_building target-7m"):
         zoo.path_of("target-7m")
 
 
