@@ -210,7 +210,6 @@ class TargetRunner:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         for row, counters, example in state["in_flight"]:
             self._in_flight[row] = _InFlight(PromptCounters(**counters), ExampleBuilder.from_state(example))
         self._rows = list(self._in_flight)

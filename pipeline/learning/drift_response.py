@@ -45,7 +45,6 @@ class DriftResponse:
         """Drop some of the received prompts."""
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return None
 
     def load_state_dict(self, state: State) -> None:

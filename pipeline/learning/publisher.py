@@ -44,7 +44,6 @@ class Publisher:
         return ()
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return None
 
     def load_state_dict(self, state: State) -> None:

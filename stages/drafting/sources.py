@@ -171,7 +171,6 @@ class SourceChooser:
         return {"speed": astuple(self._speed), "drafts": drafts, "trees": [astuple(trees) for trees in self._trees]}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._speed = _Blocks(*state["speed"])
         self._all, *self._at = (_Drafts(*sums) for sums in state["drafts"])
         self._trees = [_Trees(*sums) for sums in state["trees"]]

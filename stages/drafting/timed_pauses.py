@@ -121,13 +121,11 @@ class TimedPauses:
         self._next_pause = SHORTEST_PAUSE
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         speeds = [(speed.emitted, speed.expected) for speed in (self._drafting, self._plain)]
         stretch = self.paused, self.drafts, self._left, self._measured
         return {"speeds": speeds, "stretch": stretch, "trials": (self._next_pause, self._comparisons, self._doubted)}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         for speed, sums in zip((self._drafting, self._plain), state["speeds"], strict=True):
             speed.emitted, speed.expected = sums
         self.paused, self.drafts, self._left, self._measured = state["stretch"]

@@ -138,9 +138,7 @@ class Calibration:
         self._first = self._hits.copy(), self._trials.copy()
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"cells": self.cells}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._hits[:], self._trials[:] = state["cells"]

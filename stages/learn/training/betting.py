@@ -64,11 +64,9 @@ class BettingTest:
         return self.evidence > DECISIVE
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"wealth": self._wealth, "count": self._count}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._wealth, self._count = tuple(state["wealth"]), state["count"]
 
 
@@ -113,11 +111,9 @@ class SumTest:
         return self.evidence > DECISIVE
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"sum": self._sum, "count": self._count}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._sum, self._count = state["sum"], state["count"]
 
 
@@ -157,11 +153,9 @@ class Comparison:
         self._worse.restart()
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"better": self._better.state_dict(), "worse": self._worse.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._better.load_state_dict(state["better"])
         self._worse.load_state_dict(state["worse"])
 
@@ -214,11 +208,9 @@ class UsageTest:
         self._test = BettingTest(low=0.0 if self.rare else -1.0)
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"rare": self.rare, "test": self._test.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self.rare = state["rare"]
         self.restart()
         self._test.load_state_dict(state["test"])

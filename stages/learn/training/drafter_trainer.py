@@ -297,7 +297,6 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         _copy_weights(state["served"], self._candidate.trained_weights)
         self.served.load_weights(state["served"])
         self._keep_masters()

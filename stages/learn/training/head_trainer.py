@@ -87,7 +87,6 @@ class HeadTrainer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self.version = state["version"]
         self.served.load_state_dict(state["weights"])
         self._optimizer.load_state_dict(with_moments(self._optimizer, state["moments"]))

@@ -252,7 +252,6 @@ class UpdateScheduler:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self.trainer.load_state_dict(state["trainer"])
         self._interval.load_state_dict(state["interval"])
         self._fresh = list(state["fresh"])

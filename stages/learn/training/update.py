@@ -101,11 +101,9 @@ class Reservoir:
         return self._random.sample(self._examples, min(number, len(self._examples)))
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint."""
         return {"examples": self._examples, "seen": self._seen, "random": self._random.getstate()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
         self._examples, self._seen = list(state["examples"]), state["seen"]
         self._random.setstate(random_state(state["random"]))
 
