@@ -8,12 +8,12 @@ from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.alternatives import AlternativeGrowth
-from stages.ngrams.cache import Cache
+from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie
 from stages.verification.parsing import Parse, Spelling, parse
 
 
-def cache_ngrams(cache: Cache, pieces: Spelling, emitted: Iterable[int]) -> None:
+def cache_ngrams(cache: NgramCache, pieces: Spelling, emitted: Iterable[int]) -> None:
     """Insert the emitted target tokens of several pieces into the cache."""
     for token in emitted:
         spelt = pieces[token] if token < len(pieces) else None
@@ -30,7 +30,7 @@ class Translate(Stage[Draft, Proposal]):
 
     alternatives: AlternativeGrowth | None = None  # makes trees of greedy drafts where that pays; None: never
 
-    def __init__(self, trie: Trie, cache: Cache, pieces: Spelling, divide: Parse = parse) -> None:
+    def __init__(self, trie: Trie, cache: NgramCache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache
         self._trie, self._pieces, self._parse = trie, pieces, divide
 

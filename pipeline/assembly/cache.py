@@ -1,13 +1,11 @@
 """The n-gram cache of one target, as configured."""
 
 import logging
-import math
 from pathlib import Path
 
 from pipeline.assembly.models import DrafterModels
 from pipeline.config.sections import CacheSettings
-from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache, entry_bytes
-from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.cache import Entry, NgramCache, entry_bytes
 from stages.ngrams.trie import Trie
 from stages.verification.rules import Mode
 from store.errors import CorruptError, VocabularyError
@@ -18,7 +16,7 @@ LOG = logging.getLogger("omnidraft.models")
 NGRAM_FILE = "ngrams.parquet"
 
 
-def make_cache(settings: CacheSettings, mode: Mode, models: DrafterModels, trie: Trie) -> Cache:
+def make_cache(settings: CacheSettings, mode: Mode, models: DrafterModels, trie: Trie) -> NgramCache:
     """An n-gram cache over the direct maps of `trie`, with what was saved with the drafter.
 
     With the policy `off`, or in a mode without n-grams, one that keeps nothing.
@@ -27,14 +25,15 @@ def make_cache(settings: CacheSettings, mode: Mode, models: DrafterModels, trie:
         CorruptError: if the saved n-grams cannot be read, or are not those of their pair of vocabularies.
     """
     if not mode.ngrams or settings.policy == "off":
-        return NoCache()
-    budget = math.inf if settings.policy == "unbounded" else settings.budget_bytes
-    if budget < (least := entry_bytes((0, 1))):
+        return NgramCache(trie, 0)
+    if settings.policy != "unbounded" and settings.budget_bytes < (least := entry_bytes((0, 1))):
         LOG.warning(
-            "cache.budget_bytes must be at least %d to keep one n-gram, got %s: none will be kept", least, budget
+            "cache.budget_bytes must be at least %d to keep one n-gram, got %d: none will be kept",
+            least,
+            settings.budget_bytes,
         )
-    cache = NgramCache(trie, budget, EVICTIONS[settings.policy]())
-    cache.load(_read_saved_ngrams(models))
+    cache = NgramCache(trie, settings.budget_bytes, settings.policy)
+    cache.fill(_read_saved_ngrams(models))
     return cache
 
 

@@ -24,7 +24,7 @@ from stages.engine.models.language_model import LanguageModel
 from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.probe import ProbeResult
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, write_memory
-from stages.ngrams.cache import Cache
+from stages.ngrams.cache import NgramCache
 from store.registry.ngram_file import write_ngrams
 from store.registry.version_folder import open_version
 
@@ -45,7 +45,7 @@ def make_learner(
     config: Config,
     models: DrafterModels,
     head: AcceptanceHead,
-    cache: Cache,
+    cache: NgramCache,
     distill: Distill | NoDistiller,
     sink: VersionSink,
     memory: TextMemory | None = None,
@@ -118,7 +118,7 @@ def _publisher(
     config: Config,
     models: DrafterModels,
     head: AcceptanceHead,
-    cache: Cache,
+    cache: NgramCache,
     distill: Distill | NoDistiller,
     sink: VersionSink,
     memory: TextMemory | None,

@@ -23,7 +23,7 @@ from stages.engine.forward_pass.packed_llama import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, TreeLimits, read_memory
-from stages.ngrams.cache import Cache
+from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import PromptReader
@@ -54,7 +54,7 @@ class Drafting:
     translate: Translate
     verify: Verify
     trie: Trie
-    cache: Cache
+    cache: NgramCache
     head: AcceptanceHead
     seconds: Costs | None
 

@@ -13,7 +13,6 @@ from pipeline.config.settings import Config
 from pipeline.sources.stream import open_sources, stream
 from stages.engine.models.huggingface import load_tokenizer
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import EVICTIONS
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.vocabulary.pair import How, Pair, SpecialMapping, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -249,7 +248,7 @@ def _measure_text(
 ) -> TextCoverage:
     tokens = [token for text in texts for token in target.encode_text(text)]
     trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
-    cache = NgramCache(trie, config.cache.budget_bytes, EVICTIONS[config.cache.policy]())
+    cache = NgramCache(trie, config.cache.budget_bytes, config.cache.policy)
     commonest = [
         CommonNgram(
             token,

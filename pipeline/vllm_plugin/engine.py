@@ -28,7 +28,7 @@ from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
 from stages.learn.examples.top_distributions import LogitsReader
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.ngrams.cache import NoCache
+from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
@@ -177,7 +177,9 @@ def make_costs(settings: PluginSettings) -> CostModel:
 
 def make_copying_parts(facts: EngineFacts) -> DraftingParts:
     """Return the parts of an engine without a drafter model."""
-    return DraftingParts(NoModel(), Translate(Trie(0, 0), NoCache(), ()), Judge(facts.ends), lambda tokens: [])
+    trie = Trie(0, 0)
+    translate = Translate(trie, NgramCache(trie, 0), ())
+    return DraftingParts(NoModel(), translate, Judge(facts.ends), lambda tokens: [])
 
 
 def build_drafter(

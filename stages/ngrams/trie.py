@@ -17,41 +17,6 @@ _EMPTY_BYTES = getsizeof(())
 _POINTER = getsizeof((None,)) - _EMPTY_BYTES
 
 
-class Groups:
-    """The root's children, one slot per piece of the drafter, so that insertions and removals allocate nothing."""
-
-    __slots__ = ("_count", "_nodes", "get")
-
-    def __init__(self, size: int) -> None:
-        self._nodes: list[Node | None] = [None] * size
-        self._count = 0
-        # returns the group of a piece, or None. It is the list's own method, as it is called for every
-        # drafted token.
-        self.get = self._nodes.__getitem__
-
-    def __setitem__(self, piece: int, node: "Node") -> None:
-        self._count += self._nodes[piece] is None
-        self._nodes[piece] = node
-
-    def __delitem__(self, piece: int) -> None:
-        self._count -= self._nodes[piece] is not None
-        self._nodes[piece] = None
-
-    def __iter__(self) -> Iterator[int]:
-        return (piece for piece, _ in self.items())
-
-    def __len__(self) -> int:
-        return self._count
-
-    def items(self) -> Iterator[tuple[int, "Node"]]:
-        """Iterate over pieces and their groups, in order of the pieces."""
-        return ((piece, node) for piece, node in enumerate(self._nodes) if node is not None)
-
-    def values(self) -> Iterator["Node"]:
-        """Iterate over the groups."""
-        return (node for _, node in self.items())
-
-
 _NO_CHILDREN: "dict[int, Node]" = {}  # shared by all leaves; never written to
 
 
@@ -60,9 +25,9 @@ class Node:
 
     __slots__ = ("_members", "children", "record", "token")
 
-    def __init__(self, children: "dict[int, Node] | Groups" = _NO_CHILDREN) -> None:
+    def __init__(self) -> None:
         self.token: int | None = None  # the target token spelt by exactly these pieces, or None
-        self.children = children  # the next piece to the longer prefix
+        self.children = _NO_CHILDREN  # the next piece to the longer prefix
         # the token's record in the cache's eviction order; None for direct maps and mere prefixes
         self.record: Record | None = None
         self._members: tuple[int, ...] | None = None
@@ -109,12 +74,12 @@ class Trie:
 
     def __init__(self, target_size: int, drafter_size: int, device: torch.device | str = "cpu") -> None:
         # the node of the empty prefix; its children are the groups of the first level
-        self.root = Node(Groups(drafter_size))
+        self.root = Node()
+        self.root.children = {}
         self.drafter_size = drafter_size
-        self.version = 0  # number of changes
         # memory of the present insertions, by the sizes of their objects: nodes, tables of children, tokens,
-        # and the members of every inner node as if all had been read. Not counted: the root's table and
-        # `group_of_token_V`, whose sizes never change, and the pieces, which the pair owns.
+        # and the members of every inner node as if all had been read. Not counted: the root's table, which hardly
+        # changes, `group_of_token_V`, whose size never changes, and the pieces, which the pair owns.
         self.bytes = 0
         self._group_of_token_V = torch.full((target_size,), drafter_size, dtype=torch.long, device=device)
         self._changed: dict[int, int] = {}  # token to its group: changes not yet in the tensor
@@ -182,7 +147,6 @@ class Trie:
         for each in nodes:
             each.invalidate_members()
         self._changed[token] = pieces[0]
-        self.version += 1
         return node
 
     def insert_all(self, entries: Iterable[tuple[Pieces, int]]) -> None:
@@ -190,10 +154,9 @@ class Trie:
         for pieces, token in entries:
             self.insert(pieces, token)
 
-    @staticmethod
-    def _inner_bytes(node: Node) -> int:
-        """Return the memory of a node's table of children and its own part of `members`; 0 for a leaf."""
-        if node.children is _NO_CHILDREN:
+    def _inner_bytes(self, node: Node) -> int:
+        """Return the memory of a node's table of children and its own part of `members`; 0 for the root and a leaf."""
+        if node is self.root or node.children is _NO_CHILDREN:
             return 0
         return getsizeof(node.children) + _EMPTY_BYTES + (node.token is not None) * _POINTER
 
@@ -219,10 +182,9 @@ class Trie:
             if child.token is None and not child.children:
                 before = self._inner_bytes(parent)
                 del parent.children[piece]
-                if isinstance(parent.children, dict):  # a new dictionary has no free slots
+                if parent is not self.root:  # a new dictionary has no free slots
                     parent.children = dict(parent.children.items()) or _NO_CHILDREN
                 self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
-        self.version += 1
 
 
 def build_direct_trie(

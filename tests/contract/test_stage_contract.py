@@ -34,7 +34,6 @@ from stages.learn.examples.teacher import supervise_nothing
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
 from stages.translate import Translate
@@ -145,7 +144,7 @@ def new_judge() -> DrivenJudge:
 
 def new_translate() -> Translate:
     trie = new_trie()
-    return Translate(trie, NgramCache(trie, 0, LeastFrequentlyUsed()), SPELLING)
+    return Translate(trie, NgramCache(trie, 0), SPELLING)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import enumeration
 import pytest
 import torch
 from enumeration import (
@@ -26,40 +25,33 @@ from whole_stages import Stages, new_row, run_block, stages_of
 from stages.contract.blocks import SequenceState
 from stages.ngrams import trie
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import EVICTIONS
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.translate import Translate
 
 EXACT = 1e-12
-BUDGET_OF_ONE = {"lru": 490, "lfu": 720}  # bytes; a second entry that shares no prefix does not fit
+BUDGET_OF_ONE = 720  # bytes; a second entry that shares no prefix does not fit
 BIGRAMS = ((0,), (1,), (0, 1), (1, 0), (1, 1), None)
 PREFIXES = ((0,), (0, 1), (0, 1, 1), (1, 0), (1, 0, 1), (1,), None)
 NO_DIRECT = ((0, 0), (0, 0, 1), (1, 1, 1), (1, 0), None)
 VOCABULARIES = {"bigrams": BIGRAMS, "prefixes": PREFIXES, "no-direct": NO_DIRECT}
+every_policy = pytest.mark.parametrize("policy", ["lru", "lfu"])
 
 
-@pytest.fixture(params=["lru", "lfu"])
-def policy(request, monkeypatch) -> str:
-    """The order of eviction in the caches of all worlds, with a budget of one bigram on direct maps per entry."""
-    monkeypatch.setattr(enumeration, "LeastRecentlyUsed", EVICTIONS[request.param])
-    monkeypatch.setattr(enumeration, "entry_bytes", lambda pieces: BUDGET_OF_ONE[request.param])
-    return request.param
-
-
-def world_of(vocabulary: str, entries: int, seed: int, **changed: object) -> World:
+def world_of(vocabulary: str, policy: str, entries: int, seed: int, **changed: object) -> World:
     world = World(
         VOCABULARIES[vocabulary], 2, max_draft=2, seed=seed, seeded=False, cache_entries=entries,
-        target_support=3, drafter_support=2,
+        policy=policy, entry_bytes=BUDGET_OF_ONE, target_support=3, drafter_support=2,
     )  # fmt: skip
     return replace(world, **changed)
 
 
+@every_policy
 @pytest.mark.parametrize("entries", [1, 2, 3])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_four_tokens_have_the_targets_distribution_while_entries_come_and_go(
     policy: str, vocabulary: str, entries: int
 ):
-    world = world_of(vocabulary, entries, seed=entries)
+    world = world_of(vocabulary, policy, entries, seed=entries)
     assert difference(emitted_distribution(world, 4), true_distribution(world, 4)) < EXACT
 
 
@@ -99,9 +91,10 @@ def stage_distribution(world: World, count: int, changes: Changes) -> Distributi
 
 
 @pytest.mark.representatives(2)
+@every_policy
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_whole_stages_over_several_blocks_with_one_cache(policy: str, vocabulary: str):
-    world, changes = world_of(vocabulary, 1, seed=3, max_draft=1, target_support=2), Changes()
+    world, changes = world_of(vocabulary, policy, 1, seed=3, max_draft=1, target_support=2), Changes()
     assert difference(stage_distribution(world, 4, changes), true_distribution(world, 4)) < EXACT
     assert changes.blocks >= 3
     assert changes.insertions >= 2
@@ -135,9 +128,12 @@ class SharedDrafter(World):
         return kept / kept.sum()
 
 
-def two_targets(**changed: object) -> tuple[SharedDrafter, SharedDrafter]:
+def two_targets(policy: str, **changed: object) -> tuple[SharedDrafter, SharedDrafter]:
     weights = Weights(3)
-    common = {"max_draft": 2, "seeded": False, "cache_entries": 1, "target_support": 3, "weights": weights, **changed}
+    common = {
+        "max_draft": 2, "seeded": False, "cache_entries": 1, "policy": policy, "entry_bytes": BUDGET_OF_ONE,
+        "target_support": 3, "weights": weights, **changed,
+    }  # fmt: skip
     return (
         SharedDrafter(((0,), (1,), (0, 1), (0, 1, 1), None), 3, seed=21, **common),
         SharedDrafter(((2,), (0, 1), (1, 2), (0,), (0, 2), None), 3, seed=22, **common),
@@ -169,17 +165,19 @@ def interleaved_distribution(worlds: tuple[World, World], place: int, seed: int)
 
 @pytest.mark.slow
 @pytest.mark.representatives(1)
+@every_policy
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_target_interleaved_with_another_keeps_its_own_distribution(policy: str, place: int):
-    worlds = two_targets()
+    worlds = two_targets(policy)
     distribution = interleaved_distribution(worlds, place, seed=place)
     assert difference(distribution, true_distribution(worlds[place], 2)) < EXACT
     assert difference(distribution, true_distribution(worlds[1 - place], 2)) > 0.01, "the targets must differ"
     assert worlds[0].weights is worlds[1].weights
 
 
+@every_policy
 def test_the_texts_of_two_targets_are_independent(policy: str):
-    worlds = two_targets(max_draft=1, target_support=2)
+    worlds = two_targets(policy, max_draft=1, target_support=2)
     joint: Distribution = defaultdict(float)
     for weight, texts in every_outcome(lambda rng: interleave(worlds, (rng, rng), 1)):
         joint[texts[0] + texts[1]] += weight
@@ -221,6 +219,7 @@ def _members_are_not_kept_up_to_date(monkeypatch):
 
 
 @pytest.mark.slow
+@every_policy
 @pytest.mark.parametrize(
     ("mutate", "entries"),
     [
@@ -231,10 +230,13 @@ def _members_are_not_kept_up_to_date(monkeypatch):
 )
 def test_a_wrong_change_of_the_cache_is_detected(policy: str, monkeypatch, mutate: Callable, entries: int):
     mutate(monkeypatch)
-    worlds = [world_of(vocabulary, entries, seed) for vocabulary in ("bigrams", "prefixes") for seed in (1, 2, 3)]
+    worlds = [
+        world_of(vocabulary, policy, entries, seed) for vocabulary in ("bigrams", "prefixes") for seed in (1, 2, 3)
+    ]
     assert max(difference(emitted_distribution(world, 3), true_distribution(world, 3)) for world in worlds) > 1e-3
 
 
+@every_policy
 def test_a_change_by_one_target_in_the_trie_of_another_is_detected(policy: str, monkeypatch):
     init, shared = trie.Trie.__init__, {}
 
@@ -243,7 +245,7 @@ def test_a_change_by_one_target_in_the_trie_of_another_is_detected(policy: str, 
         self._changed = shared  # changes that are not written to the device yet
 
     monkeypatch.setattr(trie.Trie, "__init__", sharing)
-    worlds = two_targets(max_draft=1)
+    worlds = two_targets(policy, max_draft=1)
     assert (
         max(
             difference(interleaved_distribution(worlds, place, 0), true_distribution(worlds[place], 2))

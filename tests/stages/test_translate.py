@@ -10,7 +10,6 @@ from torch import zeros
 
 from stages.contract.blocks import STOP, Draft, ProposedToken, Verdict
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Trie
 from stages.translate import Translate
 from stages.verification.parsing import parse, parse_longest
@@ -98,7 +97,7 @@ def test_every_piece_of_a_translated_token_is_tested_by_the_distribution_it_was_
 def translate_of(spelling: Sequence[tuple[int, ...] | None], *, longest: bool = False) -> tuple[Translate, NgramCache]:
     trie = Trie(len(spelling), 4)
     trie.insert_all((pieces, token) for token, pieces in enumerate(spelling) if pieces and len(pieces) == 1)
-    cache = NgramCache(trie, 100_000, LeastRecentlyUsed())
+    cache = NgramCache(trie, 100_000, "lru")
     return Translate(trie, cache, spelling, parse_longest if longest else parse), cache
 
 

@@ -6,7 +6,7 @@ from sys import getsizeof
 import pytest
 from places import ROOT
 
-from stages.ngrams.eviction import Record
+from stages.ngrams.eviction import RANKS, Record
 from stages.ngrams.trie import Node, Trie
 from stages.vocabulary.spelling import Pieces
 
@@ -35,12 +35,10 @@ def trie_bytes(trie: Trie) -> int:
 
 
 def records_bytes(trie: Trie, policy: str) -> int:
-    """Every record, and what their order needs: their counts, or under LFU a ring for each count and a table."""
-    counts = [record.count for record, _ in trie.records()]
-    total = sum(getsizeof(Record(())) for _ in counts)
-    if policy != "lfu":
-        return total + sum(map(own_bytes, counts))
-    rings = {count: Record((), count) for count in counts}
+    """Every record, and what their order needs: a ring for each rank and a table."""
+    records = [record for record, _ in trie.records()]
+    total = sum(map(getsizeof, records))
+    rings = {RANKS[policy](record): Record(()) for record in records}
     return total + getsizeof(rings) - getsizeof({}) + sum(getsizeof(end) + own_bytes(n) for n, end in rings.items())
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.ngrams.cache import NgramCache, entry_bytes
-from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
 from stages.sampling.drawing import RowDistributions, sample_rows
 from stages.sampling.random_source import UNIFORM_BITS, Outcomes, RandomSource, Remainder
@@ -102,36 +101,24 @@ def random_distribution(seed: int, history: tuple[int, ...], size: int, support:
 
 @dataclass(frozen=True)
 class World:
-    """Two vocabularies, their distributions, and how drafting goes.
+    """Two vocabularies, their distributions, and how drafting goes."""
 
-    Attributes:
-        spelling: per target token its pieces, or None.
-        drafter_size: number of pieces.
-        mode: as in the configuration.
-        max_draft: most pieces of a draft.
-        seed: of the distributions.
-        seeded: whether the cache holds all n-grams from the beginning; else it starts empty.
-        cache_entries: the cache's budget, in n-grams of three pieces.
-        adaptive: whether drafts stop early, depending on what was drafted.
-        target_support, drafter_support: how many outcomes the distributions have; 0 means all.
-        ends: target tokens that end a sequence.
-        greedy: "", "target" (its distributions are at temperature 0) or "both".
-        dtype: precision of the distributions. In float32, weights are those of production to the last bit.
-    """
-
-    spelling: tuple[tuple[int, ...] | None, ...]
-    drafter_size: int
-    mode: str = "trie"
-    max_draft: int = 2
-    seed: int = 0
-    seeded: bool = True
-    cache_entries: int = 100
-    adaptive: bool = False
+    spelling: tuple[tuple[int, ...] | None, ...]  # per target token its pieces, or None
+    drafter_size: int  # number of pieces
+    mode: str = "trie"  # as in the configuration
+    max_draft: int = 2  # most pieces of a draft
+    seed: int = 0  # of the distributions
+    seeded: bool = True  # whether the cache holds all n-grams from the beginning; else it starts empty
+    cache_entries: int = 100  # the cache's budget, in n-grams of `entry_bytes`
+    entry_bytes: int = entry_bytes((0, 0, 0))
+    policy: str = "lru"  # of the cache
+    adaptive: bool = False  # whether drafts stop early, depending on what was drafted
+    # target_support, drafter_support: how many outcomes the distributions have; 0 means all
     target_support: int = 0
     drafter_support: int = 0
-    ends: tuple[int, ...] = ()
-    greedy: str = ""
-    dtype: torch.dtype = torch.float64
+    ends: tuple[int, ...] = ()  # target tokens that end a sequence
+    greedy: str = ""  # "", "target" (its distributions are at temperature 0) or "both"
+    dtype: torch.dtype = torch.float64  # of the distributions. In float32, weights are those of production to the bit
 
     @property
     def rounded(self) -> bool:
@@ -175,8 +162,8 @@ def translation_of(world: World, emitted: Sequence[int]) -> tuple[Trie, Translat
     trie = Trie(len(world.spelling), world.drafter_size)
     trie.insert_all((pieces, token) for token, pieces in enumerate(world.spelling) if pieces and len(pieces) == 1)
     mode = MODES[world.mode]
-    budget = world.cache_entries * entry_bytes((0, 0, 0)) if mode.ngrams else 0
-    translate = Translate(trie, NgramCache(trie, budget, LeastRecentlyUsed()), world.spelling, mode.parse)
+    budget = world.cache_entries * world.entry_bytes if mode.ngrams else 0
+    translate = Translate(trie, NgramCache(trie, budget, world.policy), world.spelling, mode.parse)
     ngrams = [token for token, pieces in enumerate(world.spelling) if pieces and len(pieces) > 1]
     for token in [*(ngrams if world.seeded else ()), *emitted]:
         _read_members(trie.root)  # as a verification in between does

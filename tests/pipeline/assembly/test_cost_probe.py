@@ -11,7 +11,6 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import FixedLength
 from stages.learn.examples.teacher import supervise_nothing
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
 from stages.translate import Translate
@@ -57,7 +56,7 @@ class TimedVerify(Verify):
 def make_stages(clock: Clock, model: TimedModel) -> tuple[Translate, Verify]:
     trie = Trie(VOCABULARY, VOCABULARY)
     trie.insert_all([((token,), token) for token in range(VOCABULARY)])
-    cache = NgramCache(trie, 0, LeastFrequentlyUsed())
+    cache = NgramCache(trie, 0)
     return Translate(trie, cache, [(token,) for token in range(VOCABULARY)]), TimedVerify(clock, model, trie)
 
 

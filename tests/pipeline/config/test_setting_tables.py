@@ -10,7 +10,7 @@ from pipeline.config.settings import settings
 from pipeline.learning.drift import make_detector
 from stages.learn.examples.losses import LOSSES
 from stages.learn.training.interval import UPDATE_INTERVALS
-from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.eviction import RANKS
 from stages.verification.rules import MODES
 
 
@@ -24,7 +24,7 @@ def names_of(key: str) -> list[str]:
         ("draft.mode", MODES),
         ("learn.loss", LOSSES),
         ("learn.spacing", UPDATE_INTERVALS),
-        ("cache.policy", [*EVICTIONS, "off"]),  # off: no cache, so nothing leaves it
+        ("cache.policy", [*RANKS, "unbounded", "off"]),
     ],
 )
 def test_a_setting_names_what_its_table_has(key: str, table: Collection[str]):

@@ -12,7 +12,6 @@ from pipeline.reports.vocab_report import (
     silent,
 )
 from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import EVICTIONS
 from stages.ngrams.trie import build_direct_trie
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -65,7 +64,7 @@ def test_bytes_that_the_drafter_lacks_are_unspelt(target: Vocabulary):
 
 def fill_cache(target: Vocabulary, words: Pair, tokens: list[int], budget: float = 1e6):
     trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
-    return cache_coverage(words, trie, NgramCache(trie, budget, EVICTIONS["lfu"]()), tokens)
+    return cache_coverage(words, trie, NgramCache(trie, budget), tokens)
 
 
 def test_the_cache_knows_of_the_second_half_what_was_in_the_first(target: Vocabulary, words: Pair):

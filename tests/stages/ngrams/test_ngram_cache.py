@@ -17,10 +17,11 @@ from cache_measuring import (
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
+from stored_states import store
 
 from stages.ngrams.cache import Entry, NgramCache, entry_bytes
-from stages.ngrams.eviction import EVICTIONS, Record
-from stages.ngrams.trie import Trie
+from stages.ngrams.eviction import Record
+from stages.ngrams.trie import Node, Trie
 
 PIECES = [(a, b) for a in range(3) for b in range(3)] + [(a, b, 0) for a in range(3) for b in range(3)]
 TOKEN_OF = {pieces: 300 + token for token, pieces in enumerate(PIECES)}
@@ -31,6 +32,15 @@ FITTING = [*[((0, 0), 1)] * 7, ((0, 0), 250), ((1, 0), 1), ((1, 0, 0), 258), ((2
 every_policy = pytest.mark.parametrize("policy", ["lru", "lfu"])
 
 
+def new_trie() -> Trie:
+    trie = Trie(400, 3)
+    trie.insert_all(((piece,), piece) for piece in range(2))
+    return trie
+
+
+DIRECT_BYTES = trie_bytes(new_trie())
+
+
 class Naive:
     """The cache by the definition of the policies."""
 
@@ -39,11 +49,13 @@ class Naive:
         self.state: dict[tuple[int, ...], tuple[int, int]] = {}  # touches, time of the last
 
     def bytes_with(self, *new: tuple[int, ...]) -> int:
-        trie = Trie(400, 3)
+        """All bytes, those of new entries without their rings."""
+        trie, touched = new_trie(), Trie(400, 3)
         for pieces in [*self.state, *new]:
-            trie.insert(pieces, TOKEN_OF[pieces]).record = Record(pieces, self.state.get(pieces, (0, 0))[0])
-        untouched = self.policy == "lfu" and new and records_bytes(trie, "lfu") - records_bytes_without(trie, new)
-        return trie_bytes(trie) + records_bytes(trie, self.policy) - (untouched or 0)
+            trie.insert(pieces, TOKEN_OF[pieces])
+        for pieces, (touches, _) in self.state.items():
+            touched.insert(pieces, TOKEN_OF[pieces]).record = Record(pieces, touches)
+        return trie_bytes(trie) - DIRECT_BYTES + records_bytes(touched, self.policy) + len(new) * getsizeof(Record(()))
 
     def observe(self, pieces: tuple[int, ...], times: int) -> None:
         self.time += 1
@@ -65,18 +77,16 @@ class Naive:
         return (time,) if self.policy == "lru" else (touches, time)
 
 
-def records_bytes_without(trie: Trie, new: tuple[tuple[int, ...], ...]) -> int:
-    """Bytes of the records if the new entries had records but were in no ring yet."""
-    rest = Trie(400, 3)
-    for record, token in trie.records():
-        if record.pieces not in new:
-            rest.insert(record.pieces, token).record = record
-    return records_bytes(rest, "lfu") + len(new) * getsizeof(Record(()))
+def new_cache(policy: str, budget: float = math.inf) -> tuple[NgramCache, Trie]:
+    trie = new_trie()
+    return NgramCache(trie, budget, policy), trie
 
 
-def new_cache(policy: str, budget: float) -> tuple[NgramCache, Trie]:
-    trie = Trie(400, 3)
-    return NgramCache(trie, budget, EVICTIONS[policy]()), trie
+def complete(node: Node, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], int]:
+    found = {path: node.token} if node.token is not None else {}
+    for piece, child in node.children.items():
+        found |= complete(child, (*path, piece))
+    return found
 
 
 @every_policy
@@ -88,25 +98,28 @@ def test_the_cache_holds_what_the_policy_keeps_within_its_budget(policy: str, ev
     for pieces, times in events:
         cache.observe(pieces, TOKEN_OF[pieces], times)
         naive.observe(pieces, times)
-        assert {entry.pieces: entry.count for entry in cache.entries()} == {
-            pieces: touches for pieces, (touches, _) in naive.state.items()
-        }
-        assert cache.bytes == naive.bytes_with() == trie_bytes(trie) + records_bytes(trie, policy) <= budget
+        held = {pieces: touches for pieces, (touches, _) in naive.state.items()}
+        assert {entry.pieces: entry.count for entry in cache.entries()} == held
+        assert complete(trie.root) == {(0,): 0, (1,): 1} | {pieces: TOKEN_OF[pieces] for pieces in held}
+        assert cache.bytes == trie_bytes(trie) - DIRECT_BYTES + records_bytes(trie, policy) <= budget
+        assert len(cache) == len(held)
 
 
+@pytest.mark.parametrize(("policy", "kept"), [("unbounded", True), ("off", False)])
 @given(events)
-def test_an_unbounded_cache_keeps_everything(events):
-    cache, trie = new_cache("unbounded", math.inf)
-    for pieces, times in events:
+def test_an_unbounded_cache_keeps_everything_and_one_that_is_off_nothing(policy: str, kept: bool, events):
+    cache, _ = new_cache(policy, 1000)
+    cache.fill(Entry(pieces, TOKEN_OF[pieces], times) for pieces, times in events[:1])
+    for pieces, times in events[1:]:
         cache.observe(pieces, TOKEN_OF[pieces], times)
-    total = {pieces: sum(times for seen, times in events if seen == pieces) for pieces, _ in events}
+    total = {pieces: sum(times for seen, times in events if seen == pieces) for pieces, _ in events if kept}
     assert {entry.pieces: entry.count for entry in cache.entries()} == total
-    assert cache.bytes == trie_bytes(trie) + records_bytes(trie, "unbounded")
+    assert (cache.bytes > 0, cache.version) == (len(total) > 0, len(total))
 
 
 @given(st.lists(st.sampled_from(PIECES), unique=True))
 def test_the_version_counts_what_comes_and_what_goes(found):
-    cache, _ = new_cache("lru", math.inf)
+    cache, _ = new_cache("lru")
     for pieces in found * 2:
         cache.observe(pieces, TOKEN_OF[pieces])
     assert cache.version == len(found)
@@ -120,7 +133,7 @@ def test_the_version_counts_what_comes_and_what_goes(found):
 @every_policy
 def test_of_too_many_saved_entries_those_touched_most_are_kept_and_nothing_is_evicted(policy: str):
     cache, _ = new_cache(policy, 3 * entry_bytes((0, 0)))
-    cache.load(Entry(pieces, TOKEN_OF[pieces], count) for count, pieces in enumerate(PIECES[:9], start=1))
+    cache.fill(Entry(pieces, TOKEN_OF[pieces], count) for count, pieces in enumerate(PIECES[:9], start=1))
     kept = [entry.count for entry in cache.entries()]
     assert kept == list(range(9, 9 - len(kept), -1))
     assert 3 <= len(kept) < 9
@@ -129,9 +142,42 @@ def test_of_too_many_saved_entries_those_touched_most_are_kept_and_nothing_is_ev
 
 @every_policy
 def test_of_loaded_entries_the_least_touched_leaves_first(policy: str):
-    cache, _ = new_cache(policy, math.inf)
-    cache.load([Entry((0, 0), 300, 5), Entry((1, 1), 304, 9), Entry((2, 2), 308, 2)])
+    cache, _ = new_cache(policy)
+    cache.fill([Entry((0, 0), 300, 5), Entry((1, 1), 304, 9), Entry((2, 2), 308, 2)])
     assert cache._eviction.victim().pieces == (2, 2)
+
+
+def observe_all(cache: NgramCache, found: list[tuple[tuple[int, ...], int]]) -> None:
+    for pieces, times in found:
+        cache.observe(pieces, TOKEN_OF[pieces], times)
+
+
+@every_policy
+@given(events, events)
+def test_filling_leaves_present_entries_as_they_are(policy: str, before, found):
+    cache, _ = new_cache(policy, 6 * entry_bytes((0, 0)))
+    observe_all(cache, before)
+    held = cache.entries()
+    cache.fill(Entry(pieces, TOKEN_OF[pieces], times) for pieces, times in found)
+    assert set(cache.entries()) >= set(held)
+
+
+@every_policy
+@pytest.mark.parametrize("budget", [4 * entry_bytes((0, 0)), math.inf])
+@given(events, events, events)
+def test_a_restored_cache_continues_like_the_saved_one(policy: str, budget: float, before, other, after):
+    first, first_trie = new_cache(policy, budget)
+    second, second_trie = new_cache(policy, budget)
+    observe_all(first, before)
+    observe_all(second, other)  # entries that the configuration may have filled in
+    second.load_state_dict(store(first.state_dict()))
+    for call in [[], *([one] for one in after)]:
+        observe_all(first, call)
+        observe_all(second, call)
+        assert (first.entries(), first.bytes, first.version) == (second.entries(), second.bytes, second.version)
+        # in the order in which sums over tokens visit them
+        members = [[node.members for node in nodes_below(trie.root)] for trie in (first_trie, second_trie)]
+        assert members[0] == members[1]
 
 
 def trace_memory(
@@ -148,7 +194,7 @@ def trace_memory(
     tracemalloc.start()
     try:
         begin, found = tracemalloc.get_traced_memory()[0], []
-        cache = NgramCache(trie, budget, EVICTIONS[policy]())
+        cache = NgramCache(trie, budget, policy)
         for number, token in enumerate(stream, start=1):
             cache.observe(spelling[token], int(str(token)))  # a number of its own, as one that comes from a tensor
             if number % (steps // 4) == 0:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.ngrams.cache import Entry, NgramCache, count_text_ngrams, entry_bytes
-from stages.ngrams.eviction import EVICTIONS
 
 SPELLING = ((0,), (1, 0, 2), None, (0, 1), (1,), (2, 2), (1, 0), ())
 
@@ -22,7 +21,7 @@ def test_a_text_gives_its_ngrams_with_their_counts_the_commonest_first_then_by_i
 
 def test_under_lfu_what_a_text_has_often_outlasts_what_the_stream_has_once():
     trie = trie_of_direct_maps(SPELLING, 3)
-    cache = NgramCache(trie, 2 * entry_bytes((0, 1)), EVICTIONS["lfu"]())
+    cache = NgramCache(trie, 2 * entry_bytes((0, 1)))
     cache.fill(count_text_ngrams([3] * 9, SPELLING))
     for token in (5, 6) * 4:
         cache.observe(SPELLING[token], token)
