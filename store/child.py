@@ -110,12 +110,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def send(self, message: Any) -> None:
@@ -128,12 +126,7 @@ class Child:
             raise ChildError(f"the process '{self.name}' has ended") from error
 
     def receive(self, seconds: float | None = None) -> Any:
-        """Return the next message.
-
-        Raises:
-            TimeoutError: there was none within `seconds`.
-            ChildError: the process has ended.
-        """
+        """Return the next message. Raises `TimeoutError` after `seconds`, and `ChildError` if the process has ended."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         try:
             while self._connection.poll(None if seconds is None else max(0.0, deadline - time.monotonic())):
@@ -200,16 +193,13 @@ class ChildCalls:
 
     @property
     def pid(self) -> int | None:
-        """Number of the child's process; None while there is none."""
         return self._child.pid if self._child else None
 
     def call(self, request: Any, seconds: float) -> Any:
         """Return the answer to a request.
 
-        Raises:
-            TimeoutError: it took more than `seconds`; the child was ended.
-            ChildError: the child ended during the call, or did not start.
-            CallError: the function raised an error.
+        Raises `TimeoutError` after `seconds`, when the child was ended; `ChildError` if it ended during the call or did
+        not start; `CallError` if the function raised an error.
         """
         with self._lock:
             try:
@@ -312,7 +302,6 @@ class KeptChild:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process; None while there is none."""
         return self._child.pid if self._child else None
 
     def send(self, message: Any) -> None:
@@ -336,7 +325,6 @@ class KeptChild:
             self._thread.join(1.0)
 
     def kill(self) -> None:
-        """End the process at once."""
         if child := self._child:
             child.kill()
 
@@ -366,17 +354,14 @@ class Parent:
         self._connection, self._sending = connection, threading.Lock()
 
     def send(self, message: Any, kind: str = _MESSAGE) -> None:
-        """Send a message; blocks while the pipe is full."""
         content = pickle.dumps((kind, message))
         with self._sending:
             self._connection.send_bytes(content)
 
     def poll(self, seconds: float) -> bool:
-        """Whether a message arrives within some seconds."""
         return self._connection.poll(seconds)
 
     def receive(self) -> Any:
-        """Wait for a message and return it."""
         return pickle.loads(self._connection.recv_bytes())
 
 

@@ -29,22 +29,16 @@ class _Forwarder(QueueHandler):
 
 
 def forward_records(send: Callable[[logging.LogRecord], None], level: int) -> None:
-    """Send the project's records of this process through `send`, and nowhere else.
+    """Send the project's records of this process from `level` on through `send`, and nowhere else.
 
-    Args:
-        send: takes a record that can be pickled; called on any thread, one call at a time. An OSError is ignored.
-        level: the lowest that is sent.
+    `send` takes a record that can be pickled, on any thread, one call at a time; its OSError is ignored.
     """
     PROJECT.handlers, PROJECT.propagate = [_Forwarder(send)], False
     PROJECT.setLevel(level)
 
 
 class RecordQueue:
-    """The project's records of this process, until they are sent with a result.
-
-    Args:
-        level: the lowest that is kept; None leaves logging as it is and keeps nothing.
-    """
+    """The project's records of this process, from `level` on, until they are sent with a result; none if it is None."""
 
     def __init__(self, level: int | None) -> None:
         self._queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
@@ -52,17 +46,11 @@ class RecordQueue:
             forward_records(self._queue.put, level)
 
     def drain(self) -> tuple[logging.LogRecord, ...]:
-        """Take out what is there, the oldest first."""
         return tuple(self._queue.get() for _ in range(self._queue.qsize()))
 
 
 def handle_record(record: logging.LogRecord, process: str) -> None:
-    """Handle a record of another process as if it were of this one.
-
-    Args:
-        record: as `forward_records` sends it.
-        process: the name of the process that it is from.
-    """
+    """Handle a record of another process, named `process`, as if it were of this one."""
     record.processName = process
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
@@ -71,11 +59,7 @@ def handle_record(record: logging.LogRecord, process: str) -> None:
 
 @contextmanager
 def collect_messages(level: int = logging.INFO) -> Iterator[list[str]]:
-    """The messages of the project's loggers while the block runs, which go nowhere else.
-
-    Args:
-        level: the lowest that is collected.
-    """
+    """The messages of the project's loggers from `level` on while the block runs, which go nowhere else."""
     found: list[str] = []
     before = PROJECT.handlers, PROJECT.propagate, PROJECT.level
     forward_records(lambda record: found.append(record.getMessage()), level)

@@ -20,9 +20,6 @@ class RegisteredNumbers:
     """The registered versions of the runs in a folder, from the MLflow store in it. Thread-safe.
 
     MLflow is imported by the first call, which takes seconds, and read again only after its store has changed.
-
-    Args:
-        runs: folder of runs.
     """
 
     def __init__(self, runs: Path) -> None:

@@ -30,13 +30,7 @@ _CLOSED = "a query must come before the dashboards end; start them again"
 
 
 class SqlProcess:
-    """Answers queries in a process of its own.
-
-    Args:
-        run: folder of one run; None for all runs in `runs`.
-        runs: folder of runs.
-        seconds: time limit of a query; None for `SECONDS`.
-    """
+    """Answers queries over one `run`, or over all in `runs`, in a process of its own, each within `seconds`."""
 
     def __init__(self, run: Path | None, runs: Path, seconds: float | None = None) -> None:
         self._seconds = SECONDS if seconds is None else seconds
@@ -47,15 +41,10 @@ class SqlProcess:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process; None while there is none."""
         return self._calls.pid
 
     async def answer(self, names: Sequence[str], query: str, kind: str = PAGE) -> bytes:
-        """Run a query when its turn comes. Called on the event loop; raises as `run`.
-
-        Raises:
-            BusyError: more than `MOST_WAITING` queries wait.
-        """
+        """Run a query when its turn comes; called on the event loop. Raises BusyError if too many wait."""
         if self._pending > MOST_WAITING:
             raise BusyError(f"{self._pending} queries run or wait already; try again when one is done")
         self._pending += 1
@@ -69,15 +58,10 @@ class SqlProcess:
             self._pending -= 1
 
     def run(self, names: Sequence[str], query: str, kind: str = PAGE) -> bytes:
-        """Run a query over the named runs. Called by one thread at a time.
+        """Run a query over the named runs; called by one thread at a time.
 
-        Returns:
-            For `PAGE` what `run_query` returns, as JSON; for another kind the file of `export_rows`.
-
-        Raises:
-            QueryError: the query is too long, not allowed or not valid, or its process was ended: at the time limit, or
-                by the system for its memory.
-            UsageError: as `Logs.choose_runs`.
+        Returns what `run_query` returns, as JSON, or a file of `export_rows`. Raises QueryError if it is too long, not
+        allowed or not valid, or if its process was ended: at the time limit, or by the system for its memory.
         """
         size = len(query.encode(errors="surrogatepass"))
         if size > QUERY_BYTES:

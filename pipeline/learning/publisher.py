@@ -37,17 +37,13 @@ class Publisher:
         return ()
 
     def publish_trained(self, offset: int) -> Iterable[VersionPublished]:
-        """Publish what was trained from logs. Called once, after the training.
-
-        `offset`: number of texts that were trained on.
-        """
+        """Publish what was trained from logs, so many texts. Called once, after the training."""
         return ()
 
     def state_dict(self) -> State:
         return None
 
-    def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class NoPublisher(Publisher):
@@ -61,7 +57,6 @@ class Numbers:
         self.next = 0
 
     def take(self) -> int:
-        """Return the next number, from 0."""
         self.next += 1
         return self.next - 1
 
@@ -117,19 +112,16 @@ class FolderPublisher(Publisher):
 
     @override
     def publish_baseline(self) -> Iterator[VersionPublished]:
-        """Publish version 0, the drafter as it was loaded, with which later versions are compared."""
         yield self._publish("baseline")
 
     @override
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
-        """Publish what was in service when the drift was detected, unless it is a version already."""
         if self._state()[0] != self._published:
             yield self._publish("drift")
         self._drift = drifted.offset
 
     @override
     def publish_if_due(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
-        """Publish a version every `interval` prompts."""
         self._prompts += 1
         self._judged += prompt.judged
         self._accepted += prompt.accepted
@@ -139,12 +131,10 @@ class FolderPublisher(Publisher):
 
     @property
     def folders(self) -> Sequence[tuple[int, Path]]:
-        """Numbers and folders of the versions so far, oldest first."""
         return tuple(self._folders)
 
     @override
     def end(self) -> Iterator[VersionPublished]:
-        """Publish the last state, unless it is a version already."""
         if self._state()[0] != self._published:
             yield self._publish("end")
 

@@ -30,11 +30,7 @@ class CommitCosts:
 
 
 def last_snapshot(run_folder: Path) -> State | None:
-    """Return the state in the checkpoint of a log's last commit; None before the first commit.
-
-    Raises:
-        CorruptError: the manifest or the checkpoint is not what was committed.
-    """
+    """Return the state in the checkpoint of a log's last commit; None before the first commit."""
     checkpoint = read_manifest(run_folder).checkpoint if has_manifest(run_folder) else None
     return read_snapshot(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
 
@@ -74,7 +70,6 @@ class Committer:
 
     @property
     def costs(self) -> CommitCosts:
-        """Cost of all commits so far."""
         return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds, self._clock() - self._began)
 
     def is_due(self) -> bool:
@@ -90,11 +85,7 @@ class Committer:
         return spent + expected <= CREDIT + SHARE * (now - self._began)
 
     def commit(self, *, wait: bool = False) -> None:
-        """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete.
-
-        Raises:
-            OmnidraftError: the log cannot be written.
-        """
+        """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete."""
         started = self._clock()
         snapshot = Snapshot(self._save(), self._weights)
         self._weights = snapshot.weights

@@ -22,11 +22,7 @@ def describe_run(
 ) -> RunDescription:
     """Write the description of a run that begins, or read that of a run that resumes, perhaps with another store.
 
-    Args:
-        config: all settings.
-        run_folder: of the run.
-        datasets: name and source of each.
-        log: what the process that publishes has committed.
+    `datasets`: name and source of each; `log`: what the process that publishes has committed.
     """
     begun = log.checkpoint is not None or log.finished
     found = RunDescription.read(run_folder) if begun else None
@@ -42,11 +38,8 @@ def describe_run(
 
 
 def sync_run(run_folder: Path, name: str, uri: str | None) -> Sent:
-    """Send what MLflow lacks of a run. `name`: on a command line; `uri`: None for the store that it was published to.
-
-    Raises:
-        RunError: the run is not published.
-        UsageError: MLflow does not answer.
+    """Send what MLflow lacks of a run, named `name` on a command line; without a `uri` to the store that it was
+    published to.
     """
     description = RunDescription.read(run_folder)
     if description is None:

@@ -108,11 +108,7 @@ def _counts(passage: PassageCounts) -> dict[str, float]:
 
 
 def require_free(keys: Iterable[str], *, as_served: bool) -> None:
-    """Refuse to change settings that a comparison fixes.
-
-    Raises:
-        UsageError: one of the settings is fixed.
-    """
+    """Refuse to change settings that a comparison fixes."""
     for key in keys:
         if key in _NAMED:
             raise UsageError(f"a comparison takes no setting {key!r}; it is chosen by {_NAMED[key]}")
@@ -128,21 +124,13 @@ def require_free(keys: Iterable[str], *, as_served: bool) -> None:
 def make_comparison_config(
     config: Config, *, target: str | None, sides: tuple[Side, Side], as_served: bool, probe: str | None = None
 ) -> Config:
-    """Make the settings of a comparison: without learning, one prompt at a time.
-
-    Raises:
-        UsageError: the versions were made for different targets, and none is named.
-    """
+    """Make the settings of a comparison: without learning, one prompt at a time."""
     chosen = {"targets": (target or find_common_target(*sides),), "sources": (probe or PROBE,)}
     return config.with_overrides({**chosen, **_FROZEN, **({} if as_served else _DRAFTERS_ALONE)})
 
 
 def read_prompts(config: Config, probe: str | None) -> list[PromptReceived]:
-    """Read the prompts of a source, up to `source.limit`, or the fixed probe's; rows that are no prompts are skipped.
-
-    Raises:
-        SourceError: it cannot be read, or holds no prompt.
-    """
+    """Read the prompts of a source, up to `source.limit`, or the fixed probe's; skip rows that are no prompts."""
     if probe is None:
         return probe_prompts()[: config.source.limit]
     source = open_source(probe, config.source, seed=config.seed)
@@ -169,10 +157,6 @@ def compare(
         uri: URI of the registry, for targets that are registered models.
         scratch: an empty folder.
         progress: called with the number of completed prompts.
-
-    Raises:
-        CorruptError: at temperature 0 the two texts of a prompt differ.
-        SourceError: a prompt does not fit the models.
     """
     arms = make_arms(config, sides, uri, scratch)
     for arm in arms:
@@ -206,11 +190,7 @@ def _complete_prompt(arm: SideArm, prompt: PromptReceived) -> PassageCounts:
 def _require_equal(
     config: Config, arm: SideArm, prompt: PromptReceived, one: Sequence[int], other: Sequence[int]
 ) -> None:
-    """Require that both greedy texts are equal: they are the target's own with any drafter.
-
-    Raises:
-        CorruptError: they differ.
-    """
+    """Require that both greedy texts are equal: they are the target's own with any drafter."""
     if one == other:
         return
     place = first_difference(one, other)

@@ -88,11 +88,6 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
     """Write a registered version into a new or empty folder: drafter, tokenizer, model card, cache and head.
 
     Every byte is checked against the version's manifest before any of it is read as a model.
-
-    Raises:
-        ModelError: there is no such version, or it holds no model that can be loaded.
-        CorruptError: a file differs from the published one, or may not be in a version.
-        UsageError: the folder holds files, is the working directory, or cannot be written; there is no store.
     """
     with new_folder(into) as free:
         details, lineage = show_version(uri, name, number), find_lineage(number, list_versions(uri, name))
@@ -110,7 +105,6 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
 
 
 def _copy_own(version: Path, into: Path) -> None:
-    """Copy the files that only omnidraft reads."""
     into.mkdir()
     for file in (HEAD_FILE, NGRAM_FILE, MANIFEST):
         if (version / file).is_file():

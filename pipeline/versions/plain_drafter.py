@@ -9,13 +9,7 @@ from stages.engine.models.huggingface import load_causal_model, load_tokenizer, 
 
 def load_plain_drafter(version: Path) -> tuple[Any, Any]:
     """The drafter of a version's folder as a model and tokenizer of `transformers`, on the CPU and in the type that it
-    was saved in; an adapter that it was saved with is merged.
-
-    Args:
-        version: what `LanguageModel.save` wrote; its files must have been checked.
-
-    Raises:
-        ModelError: the folder holds no model or no tokenizer.
+    was saved in; an adapter that it was saved with is merged. The files must have been checked.
     """
     model, tokenizer = load_causal_model(str(version), "auto", "cpu"), load_tokenizer(str(version))
     if (version / ADAPTER_FOLDER).is_dir():
@@ -24,19 +18,9 @@ def load_plain_drafter(version: Path) -> tuple[Any, Any]:
 
 
 def export_drafter(version: Path, into: Path, draft_length: int) -> int:
-    """Write the drafter of a checked version folder to another folder, in the type that it was saved in.
+    """Write the drafter of a checked version folder to another folder; return its number of parameters.
 
-    Args:
-        version: a folder that `LanguageModel.save` wrote.
-        into: the destination; its other content stays.
-        draft_length: pieces per draft for `transformers`, instead of its default of 20.
-
-    Returns:
-        The number of parameters.
-
-    Raises:
-        ModelError: the version folder holds no model or no tokenizer.
-        OSError: the destination cannot be written.
+    `draft_length`: pieces per draft for `transformers`, instead of its default of 20.
     """
     model, tokenizer = load_plain_drafter(version)
     model.generation_config.update(num_assistant_tokens=draft_length, num_assistant_tokens_schedule="constant")

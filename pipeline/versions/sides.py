@@ -44,16 +44,7 @@ class Side:
 def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> tuple[Side, Side]:
     """Open the versions that two names mean: numbers, aliases, sealed folders, or `baseline`: the other side's.
 
-    Args:
-        names: names of both sides.
-        uri: URI of the registry, which is read only for names that are no folders.
-        model: name of the registered model.
-        scratch: folder for fetched versions.
-
-    Raises:
-        ModelError: there is no such version.
-        CorruptError: a file differs from the sealed one.
-        UsageError: both names mean one version, or `baseline` has no other side in the registry.
+    `model`: the registered model, which is read only for names that are no folders; `scratch`: for fetched versions.
     """
     known = [] if all(map(is_folder, names)) else list_versions(uri, model)
     numbers = [None if is_folder(name) else _resolve_number(name, known) for name in names]
@@ -111,11 +102,7 @@ def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) 
 
 
 def find_common_target(first: Side, second: Side) -> str:
-    """Return the target that both versions were made for.
-
-    Raises:
-        UsageError: they were made for different targets.
-    """
+    """Return the target that both versions were made for."""
     targets = [side.manifest["target"] for side in (first, second)]
     if targets[0] != targets[1]:
         raise UsageError(
@@ -145,7 +132,6 @@ class SideArm(LoopInRounds):
 
     @property
     def model_blocks(self) -> int:
-        """Number of blocks so far without a copied draft."""
         return self._counted.blocks
 
 

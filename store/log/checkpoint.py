@@ -28,18 +28,8 @@ def write_checkpoint(
     kept: Iterable[str] = (),
     before: Checkpoint | None = None,
 ) -> Checkpoint:
-    """Write the files of a checkpoint, which is not visible before the manifest names it.
-
-    Args:
-        run_folder: folder of the run.
-        number: of the checkpoint.
-        files: by name.
-        kept: names of further files, which are those of the checkpoint before.
-        before: the checkpoint before. It may be absent if nothing is kept.
-
-    Raises:
-        OSError: the disk cannot be written.
-        CorruptError: the checkpoint before lacks a kept file.
+    """Write the files of a checkpoint, which is not visible before the manifest names it. `kept`: names of further
+    files, which are those of the checkpoint `before`.
     """
     folder = run_folder / FOLDER / f"{number:06d}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -59,11 +49,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Read the files of a committed checkpoint, by name.
-
-    Raises:
-        CorruptError: a file, which the message names, is missing or differs from what was committed.
-    """
+    """Read the files of a committed checkpoint, by name. Raises `CorruptError` if one is missing or was changed."""
     return {
         name: _read_checked(run_folder / checkpoint.folder / name, digest) for name, digest in checkpoint.files.items()
     }

@@ -89,18 +89,9 @@ def compact(
 ) -> Compaction:
     """Join the small parts of a run's logs; remove files that were replaced more than `grace` seconds ago.
 
-    A damaged part stays where it is and is named in the result.
-
-    Args:
-        run_folder: folder of the run, finished or not. Each of its partitions is compacted separately.
-        rows: maximum rows of a joined part. A part with more than half of them stays as it is.
-        counted: minimum decisions of a joined part for which counts are written.
-        grace: seconds for which readers may continue to use a log as it was when they opened it.
-        dry_run: change nothing.
-
-    Raises:
-        RunError: the folder is not a run, or another compaction works on it.
-        OmnidraftError: the disk refuses to read or write; the log stays valid.
+    Each partition is compacted separately. A part with more than half of `rows`, the most of a joined part, stays as it
+    is, and so does a damaged one, which the result names. Joined parts get counts from `counted` decisions on. Raises
+    RunError if another compaction is at work, OmnidraftError if the disk refuses; the log stays valid.
     """
     logs = [_compact_log(folder, rows, counted, grace, dry_run) for folder in log_folders(run_folder)]
     return reduce(Compaction.__add__, logs)

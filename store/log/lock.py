@@ -27,7 +27,6 @@ class Owner:
 
     @classmethod
     def me(cls) -> Self:
-        """Describe this process, with the current time."""
         return cls(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
 
     def __str__(self) -> str:
@@ -71,7 +70,6 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Release the lock, if this object holds it."""
         if self._lock.is_locked:
             with suppress(OSError):
                 (self._folder / OWNER).unlink()

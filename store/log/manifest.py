@@ -93,7 +93,6 @@ class Manifest:
         return cls(run, MappingProxyType(dict.fromkeys(TABLES, ())), identity=uuid4().hex, kind=kind)
 
     def to_json(self, **more: Any) -> bytes:
-        """Encode the manifest, and `more` keys, as the content of its file."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "run": self.run,
@@ -118,11 +117,9 @@ def digest_of_content(content: Mapping[str, Any]) -> str:
 def read_manifest(run_folder: Path) -> Manifest:
     """Read the committed state of a run, finished or still being written.
 
-    If the manifest is damaged or lost, that of the commit before is returned, and a warning names the file.
-
-    Raises:
-        RunError: the folder has no log, the log cannot be opened, or its schema version is unknown.
-        CorruptError: neither manifest can be read.
+    If the manifest is damaged or lost, that of the commit before is returned, and a warning names the file. Raises
+    RunError if the folder has no readable log or one of another schema version, CorruptError if neither manifest can be
+    read.
     """
     return _read_either(run_folder)[0]
 
@@ -207,10 +204,8 @@ def require_unicode(folder: Path) -> None:
 
 
 def parse_manifest(path: Path, content: dict[str, Any]) -> Manifest:
-    """Build a manifest from the content of its file.
-
-    Raises RunError for an unknown schema version; for anything else that is not a manifest, or was changed since it was
-    written, one of the exceptions that `read_manifest_file` translates.
+    """Build a manifest from the content of its file. Raises RunError for another schema version, and for what is no
+    manifest, or was changed, one of the exceptions that `read_manifest_file` translates.
     """
     version, digest = content["schema_version"], content.get("digest")
     if digest is not None and digest != digest_of_content(content):

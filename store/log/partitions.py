@@ -52,17 +52,16 @@ def log_folders(run_folder: Path) -> list[Path]:
 
 
 def read_manifests(run_folder: Path) -> dict[Path, Manifest]:
-    """Read the manifests of all logs of a run, by folder. Raises what `read_manifest` raises.
+    """Read the manifests of all logs of a run, by folder: workers' before the learner's.
 
-    Workers' manifests are read before the learner's. The learner commits an update before any worker receives it, so
-    every update that a decision names is in the manifests that are returned.
+    The learner commits an update before any worker receives it, so every update that a decision names is then there.
     """
     read = {folder: read_manifest(folder) for folder in reversed(log_folders(run_folder))}
     return dict(reversed(read.items()))
 
 
 def named_parts(run_folder: Path, table: str) -> list[tuple[Path, Part]]:
-    """Return the committed parts of a table with the folders of their logs. Raises what `read_manifest` raises."""
+    """Return the committed parts of a table with the folders of their logs."""
     return [(folder, part) for folder, one in read_manifests(run_folder).items() for part in one.tables[table]]
 
 
@@ -96,9 +95,8 @@ def open_partition(run_folder: Path, name: str) -> Path:
 
 
 def close_partition(folder: Path) -> Manifest:
-    """Close a partition to further commits and return its last manifest. May be called again.
-
-    A process that was wrongly taken for dead then finds its log finished (`require_open`).
+    """Close a partition to further commits, also those of a process that was wrongly taken for dead; return its
+    manifest.
     """
     return edit_manifest(folder, lambda manifest: replace(manifest, finished=True, checkpoint=None))
 

@@ -31,12 +31,7 @@ _verified: dict[Path, tuple[int, int, str]] = {}  # size, time of change and dig
 
 
 class PartWriter:
-    """Writes the parts of one log; used by one thread.
-
-    Args:
-        run_folder: the run's folder.
-        before: the parts that are already committed, by table.
-    """
+    """Writes the parts of one log; used by one thread. `before`: the parts that are already committed, by table."""
 
     def __init__(self, run_folder: Path, before: Mapping[str, Sequence[Part]]) -> None:
         self._folder = run_folder / MANIFEST.parent
@@ -55,7 +50,6 @@ class PartWriter:
         self._rows[table] += len(events)
 
     def take(self) -> Mapping[str, tuple[Part, ...]]:
-        """Return the parts written since the last call, by table."""
         taken = {table: tuple(parts) for table, parts in self._new.items()}
         self._new = {table: [] for table in TABLES}
         return taken
@@ -78,14 +72,9 @@ def part_of(name: str, rows: pa.Table, content: bytes) -> Part:
 
 
 def find_damage(parts: Iterable[tuple[Path, Part]], *, again: bool = False) -> dict[Path, str]:
-    """Compare parts, each with the folder of its log, with what was committed.
+    """Compare parts, each with the folder of its log, with what was committed. Returns what is wrong, by file.
 
-    Args:
-        parts: to compare.
-        again: compute also the digests that this process has computed before.
-
-    Returns:
-        What is wrong, by file.
+    `again`: compute also the digests that this process has computed before.
     """
 
     def describe(named: tuple[Path, Part]) -> tuple[Path, str | None]:
@@ -134,9 +123,6 @@ def completed_prompts(run_folder: Path) -> Iterator[PromptCompleted]:
     """Yield all committed prompts in the order of completion, without their texts.
 
     Prompts of several partitions are merged by `finished`; the clocks of partitions start together.
-
-    Raises:
-        CorruptError: a part, which the message names, is missing or not as it was committed.
     """
     logs = (_read_prompts(folder, manifest) for folder, manifest in read_manifests(run_folder).items())
     return heapq.merge(*logs, key=attrgetter("finished"))

@@ -64,7 +64,6 @@ class Mirror:
     name: str  # of the run, as on the command line
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest that the other place has; None if there is none."""
         return None
 
     def pull(self) -> None:
@@ -139,17 +138,14 @@ class RunLog:
 
     @property
     def commit_seconds(self) -> float:
-        """Seconds that the writer thread spent on the last commit."""
         return self._files.commit_seconds
 
     @property
     def all_commit_seconds(self) -> float:
-        """Seconds that the writer thread spent on all commits."""
         return self._files.all_commit_seconds
 
     @property
     def committing(self) -> bool:
-        """True while a commit is being written."""
         return self._files.committed < self._requested
 
     def append(self, event: Event) -> None:
@@ -168,10 +164,7 @@ class RunLog:
             self._hand_over(type(event))
 
     def commit(self, commit: Commit, *, wait: bool = False) -> None:
-        """Commit everything appended so far, together with its checkpoint.
-
-        The writer thread does the work. With `wait`, readers see the rows when this method returns.
-        """
+        """Commit everything appended so far, on the writer thread. With `wait`, return when readers see the rows."""
         self._require_working()
         for kind in self._pending:
             self._hand_over(kind)
@@ -293,7 +286,6 @@ class _LogFiles:
         return edit_manifest(self._run_folder, clean)
 
     def write(self, table: str, rows: list[LoggedEvent]) -> None:
-        """Write one part; it is not visible before the commit."""
         self._parts.write(table, rows)
 
     def commit(self, commit: Commit, rejected_bytes: int) -> None:

@@ -171,7 +171,7 @@ class LoggedEvent(Protocol):
 
     @property
     def offset(self) -> int:
-        """Number of the prompt in the stream, from 0."""
+        """Number of the prompt in the stream."""
 
 
 def schema_of(table: str) -> pa.Schema:

@@ -34,10 +34,8 @@ class Index:
 
     @classmethod
     def parse(cls, where: str, content: bytes) -> "Index":
-        """Parse a manifest.
-
-        Raises CorruptError for anything but a manifest of a run on an object store, or paths outside the run; RunError
-        for an unknown version of the schema.
+        """Parse a manifest. Raises CorruptError for anything but that of a run on an object store, or for paths outside
+        of it; RunError for an unknown version of the schema.
         """
         try:
             parsed = json.loads(content)
@@ -48,26 +46,21 @@ class Index:
             raise CorruptError(f"{where} must be the manifest of a run on an object store, but: {error!r}") from error
 
     def to_json(self) -> bytes:
-        """Encode the index as the content of its object."""
         mirror = {"owner": asdict(self.owner), "files": self.files}
         return self.manifest.to_json(mirror=mirror)
 
     def parts(self) -> Files:
-        """Return the files that the log names."""
         tables = self.manifest.tables.values()
         return {f"log/{part.file}": part.sha256 for parts in tables for part in parts}
 
     def checkpoint(self) -> Files:
-        """Return the files of the checkpoint, if there is one."""
         kept = self.manifest.checkpoint
         return {f"{kept.folder}/{name}": digest for name, digest in kept.files.items()} if kept else {}
 
     def all_files(self) -> Files:
-        """Return all files of the run except the manifest."""
         return {**self.parts(), **self.checkpoint(), **self.files}
 
     def digests(self) -> frozenset[str]:
-        """Return the SHA-256 of all objects."""
         return frozenset(self.all_files().values())
 
 

@@ -52,16 +52,12 @@ _T = TypeVar("_T")
 
 
 class ObjectMirror(Mirror):
-    """Copies the commits of one log to an object store.
+    """Copies the commits of one log to an object store. All methods raise OmnidraftError if the store does not answer.
 
     Args:
         local: the folder of the log, of a run or of a partition.
         uri: place of the log on the object store.
         run_folder: folder to which the folders of versions are relative, if that is not `local`.
-
-    Raises:
-        RunError: the URI has no path below a bucket, or contains keys or options.
-        OmnidraftError: from every method, if the store did not answer; earlier commits stay valid.
     """
 
     def __init__(self, local: Path, uri: str, run_folder: Path | None = None) -> None:
@@ -76,7 +72,6 @@ class ObjectMirror(Mirror):
 
     @override
     def manifest(self) -> Manifest | None:
-        """Read the manifest on the store; None if there is none. Raises CorruptError if it is not valid."""
         with self._explain():
             self._refresh()
         return self._index.manifest if self._index else None
@@ -86,35 +81,25 @@ class ObjectMirror(Mirror):
         """Make the local folder equal to the commit on the store; digests are checked, other local files removed.
 
         No other process may use the folder during the call. Partitions in it do not change.
-
-        Raises:
-            CorruptError: an object is missing or differs from what was committed; the message names its file.
         """
         self._take(self._pull)
 
     def fetch(self) -> None:
         """Fetch the log into the local folder, for reading only, without checkpoint and versions.
 
-        Files that were fetched before are not checked again.
-
-        Raises:
-            CorruptError: as `pull`.
-            RunError: the store has no manifest.
+        Files that were fetched before are not checked again. Raises RunError if the store has no manifest.
         """
         self._take(self._fetch)
 
     @override
     def acquire(self, manifest: Manifest) -> None:
-        """Take over the run: a process that wrote before is refused at its next commit. Raises what `push` raises."""
         self.push(manifest)
 
     @override
     def push(self, manifest: Manifest) -> None:
         """Upload a commit, then remove objects from the store that it does not name.
 
-        Raises:
-            RunError: another process, which the message names, wrote since this one read or wrote the manifest.
-            CorruptError: a local file differs from what was committed.
+        Raises RunError if another process, which the message names, wrote since this one read or wrote the manifest.
         """
         self._note_versions(manifest)
         paths = [path for path in self._local.iterdir() if path.is_file() and not path.name.startswith(".")]

@@ -24,9 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of texts that a spread
 def to_json_value(value: Any, exact: int | None = None) -> Any:
     """Convert `value` to types of JSON: bytes to hexadecimal, NaN and infinity to null, other types to text.
 
-    Args:
-        value: a value from DuckDB or Arrow.
-        exact: the largest integer that the reader represents exactly; larger ones become text.
+    `exact`: the largest integer that the reader represents exactly; larger ones become text.
     """
     if isinstance(value, bytes):
         return value.hex()
@@ -44,14 +42,10 @@ def to_json_value(value: Any, exact: int | None = None) -> Any:
 
 
 def export_rows(table: "pa.Table", kind: str) -> bytes:
-    """Return the content of a file with the rows of a table.
+    """Return the content of a file with the rows of a table; `kind` is a key of `MEDIA_TYPES`.
 
     CSV follows RFC 4180; a text that a spreadsheet would take for a formula begins with an apostrophe there. JSON is a
-    list of objects. Both have bytes as hex; of columns with the same name JSON keeps the last. Parquet has the types of
-    the query.
-
-    Raises:
-        UsageError: the kind is not a key of `MEDIA_TYPES`, or two columns of a Parquet file would have the same name.
+    list of objects. Both have bytes as hex; of columns with the same name JSON keeps the last, and Parquet allows none.
     """
     if kind not in MEDIA_TYPES:
         raise UsageError(f"rows can be saved as {', '.join(MEDIA_TYPES)}; got {kind!r}")

@@ -108,20 +108,14 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 class LogReader:
-    """Read-only views over the committed logs of `run_folders`.
+    """Read-only SQL over the logs of `run_folders`.
 
     A query can read the committed parts and no other file, load no extension and change no setting. Sorting and
     grouping may take 3 GB, and a limited number of rows 256 MB. All rows of a result, and a single value that a query
-    makes, are not bounded. Without runs the views are empty. Not thread-safe. A context manager; closing it frees the
-    connection.
+    makes, are not bounded. Without runs the views are empty. Not thread-safe.
 
-    Args:
-        run_folders: folders of runs with different names.
-        skip_damaged: leave out parts that are not as they were committed, instead of refusing them.
-
-    Raises:
-        RunError: a folder is not a run, or two folders have the same name.
-        CorruptError: a part is missing or not as it was committed, and damaged parts are not skipped.
+    Raises RunError if a folder is not a run, or two have the same name; CorruptError if a part is missing or not as it
+    was committed, unless `skip_damaged` leaves such parts out.
     """
 
     def __init__(self, run_folders: Sequence[Path], *, skip_damaged: bool = False) -> None:
@@ -148,17 +142,12 @@ class LogReader:
             raise
 
     def select(self, query: str, most: int | None = None, seconds: float | None = None) -> pa.Table:
-        """Run one SELECT (or WITH, FROM, VALUES, EXPLAIN, DESCRIBE, SHOW, SUMMARIZE) statement; return its rows.
+        """Run one SELECT (or WITH, FROM, VALUES, EXPLAIN, DESCRIBE, SHOW, SUMMARIZE) statement; return its rows, at
+        most `most`.
 
-        Args:
-            query: the statement.
-            most: maximum number of rows; further rows are not computed if DuckDB can avoid it.
-            seconds: time limit.
-
-        Raises:
-            QueryError: any other statement, several statements, a statement that DuckDB refuses, that exceeds the time
-                limit or needs too much memory, or `most` rows of more than 256 MB.
-            CorruptError: a part was damaged since the reader was opened.
+        Raises QueryError for any other statement, several statements, one that DuckDB refuses, that takes more than
+        `seconds` or too much memory, or `most` rows of more than 256 MB; CorruptError if a part was damaged since the
+        reader was opened.
         """
         self._require_reading(query)
         try:
@@ -170,14 +159,12 @@ class LogReader:
             raise QueryError(_explain_error(query, error, seconds)) from error
 
     def recipe(self, name: str, most: int | None = None) -> pa.Table:
-        """Run a recipe; return at most `most` rows. Raises `QueryError` for an unknown name."""
         known = recipes()
         if name not in known:
             raise QueryError(f"a recipe must be one of {', '.join(known)}; got {name!r}")
         return self.select(known[name].sql, most)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
-        """Return name and SQL type of each column of a view."""
         return [(row["column_name"], row["column_type"]) for row in self.select(f'DESCRIBE "{view}"').to_pylist()]
 
     def check(self, at_once: int = _CHECKED_ROWS) -> Rederivation:
@@ -212,7 +199,6 @@ class LogReader:
         return pa.concat_tables(found)
 
     def close(self) -> None:
-        """Free the connection; the reader cannot be used afterwards."""
         self._connection.close()
 
     def __enter__(self) -> Self:

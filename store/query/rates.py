@@ -23,12 +23,10 @@ class Counted(Protocol):
     """A value with the counts of judged and accepted tokens, such as a completed prompt."""
 
     @property
-    def judged(self) -> int:
-        """Tokens that were accepted or rejected."""
+    def judged(self) -> int: ...
 
     @property
-    def accepted(self) -> int:
-        """Tokens that were accepted, of those that were judged."""
+    def accepted(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,6 @@ class Acceptance:
 
     @classmethod
     def sum_over(cls, parts: Iterable[Counted]) -> Self:
-        """Return the acceptance over all parts together."""
         judged = accepted = 0
         for part in parts:
             judged, accepted = judged + part.judged, accepted + part.accepted
@@ -74,7 +71,6 @@ class Acceptance:
 
     @property
     def is_vague(self) -> bool:
-        """Whether so few tokens were judged that the rate is mostly noise."""
         return self.judged < FEW
 
     def __str__(self) -> str:

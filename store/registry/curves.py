@@ -24,7 +24,6 @@ class Curves:
         self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
 
     def add_prompt(self, prompt: PromptCompleted) -> None:
-        """Take a prompt into the windows."""
         self._window.append(prompt)
         if prompt.target in self._windows:
             self._windows[prompt.target].append(prompt)

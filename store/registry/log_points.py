@@ -102,13 +102,11 @@ class LogPoints:
 
     @property
     def counts(self) -> Counts:
-        """The rows whose points were yielded, or were in MLflow before."""
         tables = ("prompts", "updates", "drifts")
         return Counts(*(max(self._read[table], getattr(self._sent, table)) for table in tables))
 
     @property
     def last_time(self) -> int:
-        """The time of the last prompt, or of the beginning."""
         return self._last
 
     def read(self, logs: Logs, *, ended: bool) -> Iterator[Point]:

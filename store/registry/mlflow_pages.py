@@ -39,12 +39,8 @@ _TABLE = {
 def list_pages(uri: str, name: str | None = None) -> dict[str, str]:
     """Return the addresses of pages by their titles, relative to the server's, and write the table's columns to MLflow.
 
-    Args:
-        uri: of the store.
-        name: of a registered model; None for that of the newest version.
-
-    Raises:
-        UsageError: there is no store, or nothing in it.
+    `name`: of a registered model; None for that of the newest version. Raises UsageError if there is no store, or
+    nothing in it.
     """
     with open_store(uri) as client:
         found = client.get_experiment_by_name(EXPERIMENT)

@@ -75,12 +75,7 @@ class Sent:
 
 
 class RunSync:
-    """Sends what MLflow lacks of one run. Used by one thread.
-
-    Args:
-        run_folder: of a run with a `RunDescription`.
-        uri: of the MLflow store.
-    """
+    """Sends what MLflow lacks of one run with a `RunDescription`. Used by one thread."""
 
     def __init__(self, run_folder: Path, uri: str) -> None:
         self._folder, self._uri = run_folder, uri
@@ -91,12 +86,11 @@ class RunSync:
 
         Args:
             stopped: whether no process is at work on the run: unless it is finished, MLflow then shows it as killed.
-            committed: versions that count as committed, by the log's folder relative to the run's. A log has more
-                while its last commit is still being copied to an object store.
+            committed: versions that count as committed, by the log's folder relative to the run's. A log has more while
+                its last commit is still being copied to an object store.
 
-        Raises:
-            CorruptError: the run's description or a part of its log is damaged.
-            Exception: what MLflow raises; what was sent stays.
+        Raises CorruptError if the run's description or a part of its log is damaged, and what MLflow raises; what was
+        sent stays.
         """
         with FileLock(self._folder / LOCK, timeout=LOCK_SECONDS):  # a process of a killed run may still be sending
             try:

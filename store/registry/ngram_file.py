@@ -21,11 +21,8 @@ def write_ngrams(path: Path, ngrams: Iterable[SavedNgram], pair: str) -> None:
 
 
 def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
-    """Read entries in the order in which they were saved.
-
-    Raises:
-        VocabularyError: the file was made for another pair of vocabularies.
-        CorruptError: it is not a saved n-gram cache.
+    """Read entries in the order in which they were saved. Raises VocabularyError if they were made for another pair of
+    vocabularies, CorruptError for another file.
     """
     rows, found = _read_file(path)
     if found != pair:

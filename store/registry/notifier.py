@@ -6,19 +6,17 @@ beginning of a run (benchmarks/notes/store.md). The process computes where the s
 stream has ended.
 """
 
-import json
 import logging
 import os
 import shlex
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
+from store.child import ChildCalls
 from store.log.manifest import read_manifest
 from store.registry.mlflow_sync import RunSync, Sent
 
@@ -26,7 +24,8 @@ LOG = logging.getLogger("omnidraft.registry")
 
 ATTEMPTS = 3  # before an outage is reported, or given up when the run ends
 MOST_SECONDS = 60.0  # between two attempts while MLflow does not answer
-_PROGRAM = "from store.registry.notifier import main; main()"
+UPDATE_SECONDS = 7200.0  # after which an update is given up
+Request = tuple[bool, dict[str, int]]  # `stopped` and `committed` of `RunSync.update`
 
 
 class Notifier:
@@ -45,7 +44,9 @@ class Notifier:
     def __init__(self, run_folder: Path, log_folder: Path, uri: str, name: str) -> None:
         self._log_folder, self._uri, self._name = log_folder, uri, name
         self._key = str(log_folder.relative_to(run_folder))
-        self._sender = _Sender(run_folder.resolve(), uri)
+        place = run_folder.resolve(), uri
+        self._here = RunSync(*place) if "mlflow" in sys.modules else None  # it need not be imported again elsewhere
+        self._process = ChildCalls(_make_update, *place, name="mlflow")
         self._committed: Mapping[str, int] = {}
         self._wake, self._closing, self._complete = threading.Event(), threading.Event(), False
         self._warned, self._failures, self._after, self._reason = False, 0, 0.0, ""
@@ -60,13 +61,14 @@ class Notifier:
 
     def close(self, timeout: float) -> bool:
         """Send the last commit, for at most `timeout` seconds. Returns whether MLflow has everything."""
-        self._sender.hurry()
+        if pid := self._process.pid:
+            _set_priority(pid, idle=False)  # the stream has ended, and this process waits
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._warn(f"it took longer than {timeout:.0f} s")
-        self._sender.end()
+        self._process.close()  # what it was sending, the next one completes
         return self._complete
 
     def _work(self) -> None:
@@ -83,7 +85,7 @@ class Notifier:
     def _try(self, *, stopped: bool = False) -> bool:
         """Send once; return whether that can be done. An outage is reported, one that ends soon is not."""
         try:
-            sent = self._sender.update(stopped=stopped, committed=self._committed)
+            sent = self._update(stopped)
         except Exception as error:
             self._failures, self._reason = self._failures + 1, str(error) or repr(error)
             self._after = time.monotonic() + min(2.0**self._failures, MOST_SECONDS)
@@ -93,6 +95,14 @@ class Notifier:
         self._failures, self._after, self._reason = 0, 0.0, "; ".join(sent.refused)
         self._complete = stopped and not sent.refused
         return True
+
+    def _update(self, stopped: bool) -> Sent:
+        if self._here:
+            return self._here.update(stopped=stopped, committed=self._committed)
+        versions, points, refused, failure = self._process.call((stopped, dict(self._committed)), UPDATE_SECONDS)
+        if failure:
+            raise RuntimeError(failure)
+        return Sent(versions, points, refused)
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
@@ -104,67 +114,21 @@ class Notifier:
         self._warned = True
 
 
-class _Sender:
-    """Updates MLflow in a process of its own, or, where MLflow has been imported already, in this one."""
+def _make_update(run_folder: Path, uri: str) -> Callable[[Request], tuple[int, int, tuple[str, ...], str]]:
+    """Return what updates MLflow in the process that sends, with what `Sent` has and the reason if it failed."""
+    os.dup2(2, 1)  # what a library prints is no output of the command
+    sync = RunSync(run_folder, uri)
 
-    def __init__(self, run_folder: Path, uri: str) -> None:
-        self._run_folder, self._uri = run_folder, uri
-        self._here = RunSync(run_folder, uri) if "mlflow" in sys.modules else None
-        self._lock, self._hurried = threading.Lock(), False  # the lock guards the start of the process
-        self._process: subprocess.Popen[str] | None = None
-
-    def update(self, *, stopped: bool, committed: Mapping[str, int]) -> Sent:
-        """Call `RunSync.update`. Raises what it raises, from another process as RuntimeError."""
-        if self._here:
-            return self._here.update(stopped=stopped, committed=committed)
+    def update(request: Request) -> tuple[int, int, tuple[str, ...], str]:
+        stopped, committed = request
+        _set_priority(0, idle=not stopped)
         try:
-            answer = self._ask({"stopped": stopped, "committed": committed})
-        except (OSError, ValueError) as error:
-            self.end()
-            raise RuntimeError("the process that sends has ended, perhaps for its memory") from error
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return Sent(answer["versions"], answer["points"], tuple(answer["refused"]))
+            sent = sync.update(stopped=stopped, committed=committed)
+        except Exception as error:
+            return 0, 0, (), str(error) or repr(error)
+        return sent.versions, sent.points, sent.refused, ""
 
-    def hurry(self) -> None:
-        """Give the process the usual priority: the stream has ended, and this process waits."""
-        with self._lock:
-            self._hurried = True
-            if self._process:
-                _set_priority(self._process.pid, idle=False)
-
-    def end(self) -> None:
-        """End the process. What it was sending, the next one completes."""
-        with self._lock:
-            if self._process:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        process = self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        answer: dict[str, Any] = json.loads(process.stdout.readline())
-        return answer
-
-    def _start(self) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _PROGRAM, str(self._run_folder), self._uri],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    # An interrupt of the terminal ends the stream, not what it still sends. In a session of its own
-                    # the process would have a full share of the processors, whatever its priority.
-                    process_group=0,
-                )
-                _set_priority(self._process.pid, idle=not self._hurried)
-            return self._process
+    return update
 
 
 def _set_priority(pid: int, *, idle: bool) -> None:
@@ -174,18 +138,3 @@ def _set_priority(pid: int, *, idle: bool) -> None:
             os.sched_setscheduler(pid, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
         elif idle:
             os.setpriority(os.PRIO_PROCESS, pid, 19)
-
-
-def main() -> None:
-    """Answer requests until the process that sends them ends; the program of the process."""
-    answers: IO[str] = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
-    sync = RunSync(Path(sys.argv[1]), sys.argv[2])
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = vars(sync.update(stopped=request["stopped"], committed=request["committed"]))
-        except Exception as error:
-            answer = {"error": str(error) or repr(error)}
-        with suppress(BrokenPipeError):
-            print(json.dumps(answer), file=answers, flush=True)

@@ -170,17 +170,10 @@ def metric_key(text: str) -> str:
 
 
 def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None:
-    """Check that a fetched version is the published one. Digests that the tags do not contain are not checked.
+    """Raise CorruptError unless a fetched version has the registered digest of its files and manifest, where tags have
+    them.
 
     The manifest is fetched together with the files. Only the registry's own tags detect that both were replaced.
-
-    Args:
-        folder: the folder with the manifest.
-        digest: digest of the files.
-        tags: tags of the registered version, from `tag_values`.
-
-    Raises:
-        CorruptError: the digest of the files or the manifest differs from the registered one.
     """
     for what, found in {"digest": digest, "manifest": digest_of(folder / MANIFEST)}.items():
         if tags.get(what, found) != found:
@@ -246,11 +239,7 @@ def tags_of(
 ) -> dict[str, str]:
     """Return the tags of a registered version. Few are shown, since MLflow's table of versions has a line for each.
 
-    Args:
-        event: of the publication.
-        lineage: its origin.
-        metrics: of its manifest, and others by name.
-        manifest: SHA-256 of its manifest.
+    `metrics`: of its manifest, and others by name; `manifest`: its SHA-256.
     """
     probe, speed = (metrics.get(f"probe/{name}") for name in ("acceptance", "tokens_per_second"))
     shown: dict[str, object] = {

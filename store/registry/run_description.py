@@ -37,7 +37,6 @@ class RunDescription:
         targets: Sequence[str],
         uri: str | None,
     ) -> Self:
-        """Describe a run that begins now."""
         texts = {key: str(value) for key, value in params.items()}
         return cls(name, uuid4().hex, time.time_ns() // 1_000_000, texts, tuple(datasets), tuple(targets), uri)
 
@@ -56,11 +55,9 @@ class RunDescription:
             ) from error
 
     def write(self, run_folder: Path) -> None:
-        """Write the description to the run's folder, atomically. Raises OSError."""
         write_whole(run_folder / FILE, json_bytes(asdict(self)))
 
     def move_to(self, uri: str | None) -> Self:
-        """Return the description of the run in another store."""
         return replace(self, uri=uri)
 
 
