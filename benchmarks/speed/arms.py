@@ -14,9 +14,9 @@ from store.errors import UsageError
 from store.events import PromptReceived
 
 if TYPE_CHECKING:
+    from benchmarks.speed.work import MeasuredRound
     from pipeline.assembly.models import Models
     from pipeline.config.settings import Config
-    from pipeline.run.rounds import Round
 
 
 class ArmName(StrEnum):
@@ -55,7 +55,7 @@ class Arm(Protocol):
     """A method of completing prompts. It is called round by round in stream order, and keeps its caches and learned
     weights between rounds."""
 
-    def complete(self, prompts: Sequence[PromptReceived]) -> "Round":
+    def complete(self, prompts: Sequence[PromptReceived]) -> "MeasuredRound":
         """Complete the prompts with the configured batch size and time it. All prompts fit the models."""
         ...
 

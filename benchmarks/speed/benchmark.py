@@ -31,19 +31,20 @@ from benchmarks.speed.arms import (
     reads_all_with_drafter,
     reference_of,
 )
-from benchmarks.speed.build import Workshop
+from benchmarks.speed.build import PipelineArm, Workshop
 from benchmarks.speed.monitor import Monitor
 from benchmarks.speed.plan import SpeedPlan
 from benchmarks.speed.report import Memory, SpeedReport
 from benchmarks.speed.results import ArmResults, differing, summarize_rounds
 from benchmarks.speed.roofline import SWEEPS, CostMeter, Costs
 from benchmarks.speed.transformers_baselines import surprisal
+from benchmarks.speed.work import MeasuredRound
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.assembly.stages import NODES
 from pipeline.config.settings import Config
 from pipeline.reports.machine import machine_of, peak_memory
-from pipeline.run.rounds import LoopInRounds, Round, first_difference, rotate
+from pipeline.run.rounds import first_difference, rotate
 from pipeline.sources.stream import Source, open_sources, stream
 from stages.engine.models.huggingface import logit_difference
 from store.errors import ConfigError, SourceError, UsageError
@@ -102,7 +103,7 @@ def measure(
     plan: SpeedPlan,
     monitor: Monitor,
     between: Callable[[int], None],
-) -> dict[str, list[Round]]:
+) -> dict[str, list[MeasuredRound]]:
     """Warm up all arms on the first prompts, then run each round with all arms in rotating order.
 
     Args:
@@ -125,7 +126,7 @@ def measure(
         monitor.start_step("warm-up", f"{name}, {sum(map(len, before))} prompts", number, len(arms))
         for chunk in before:
             arm.complete(chunk)
-    found: dict[str, list[Round]] = {name: [] for name in arms}
+    found: dict[str, list[MeasuredRound]] = {name: [] for name in arms}
     monitor.start_step("measuring", f"{len(timed)} rounds of {plan.round_prompts} prompts in {len(arms)} arms")
     try:
         for number, chunk in enumerate(timed):
@@ -169,7 +170,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         rounds = measure(arms, prompts, plan, monitor, lambda number: _run_sweeps(meter, number, plan.rounds))
         complete = len(next(iter(rounds.values())))
         monitor.start_step("computing the results", f"{complete} of {plan.rounds} rounds")
-        caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, LoopInRounds)}
+        caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, PipelineArm)}
         memory = Memory(peak_memory(), caches)
         costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
         compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
@@ -259,7 +260,7 @@ def _mean_length_text(texts: Sequence[list[int]]) -> list[int]:
 
 
 def compare(
-    rounds: Mapping[str, list[Round]],
+    rounds: Mapping[str, list[MeasuredRound]],
     prompts: Sequence[Sequence[PromptReceived]],
     costs: Costs,
     workshop: Workshop,
@@ -288,8 +289,8 @@ def compare(
 
 
 def _with_nats(
-    rounds: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any, temperature: float
-) -> list[Round]:
+    rounds: Sequence[MeasuredRound], encoded: Sequence[Sequence[Sequence[int]]], target: Any, temperature: float
+) -> list[MeasuredRound]:
     """The rounds with the surprisal of each completion under the target, in nats."""
     return [
         replace(one, nats=tuple(surprisal(target, *pair, temperature) for pair in zip(ids, one.tokens, strict=True)))
@@ -298,7 +299,10 @@ def _with_nats(
 
 
 def _widest(
-    own: Sequence[Round], reference: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any
+    own: Sequence[MeasuredRound],
+    reference: Sequence[MeasuredRound],
+    encoded: Sequence[Sequence[Sequence[int]]],
+    target: Any,
 ) -> float | None:
     """Largest difference of the target's logits between the two tokens at which texts diverge; None if none do. A text
     that is the beginning of the other does not diverge."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from benchmarks.speed.transformers_baselines import (
     greedy_generate,
     prompt_lookup,
 )
+from benchmarks.speed.work import MeasuredRound, work_of
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
 from pipeline.config.settings import Config
@@ -31,17 +32,13 @@ from pipeline.run.event_sink import EventSink
 from pipeline.run.rounds import LoopInRounds, Records
 from stages.contract.snapshot import State
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer
-from store.events import Drifted, Event, PromptCompleted, VersionPublished
+from store.events import Drifted, Event, PromptCompleted, PromptReceived, VersionPublished
 from store.log.run_log import RunLog
 
 T = TypeVar("T")
 
 FROZEN: Mapping[str, object] = {"learn.enabled": False}
 NEVER_LEARNED: Mapping[str, object] = {"learn.enabled": False, "draft.sources": ("own", "model")}
-
-
-class PipelineArm(LoopInRounds, Arm):
-    """The pipeline's loop: without drafting, frozen, learning, or learning with a log."""
 
 
 class Stopwatch:
@@ -96,7 +93,7 @@ class ReplayRecords(Records):
     measured in processor time. Drift detection is timed on a second detector that sees the same prompts.
     """
 
-    def __init__(self, folder: Path, config: Config, loop: Loop, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, config: Config, clock: Callable[[], float], loop: Loop) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         others = set(threading.enumerate())
         self._log = RunLog(folder)
@@ -125,8 +122,8 @@ class ReplayRecords(Records):
             self._stopwatches["log"].time(self._committer.commit)
         return False
 
-    @override
     def seconds(self) -> Mapping[str, float]:
+        """Return the seconds spent so far, by field of `Work`."""
         writing = sum(processor_seconds(thread) for thread in self._writers)
         return {name: stopwatch.seconds for name, stopwatch in self._stopwatches.items()} | {"log_beside": writing}
 
@@ -141,6 +138,53 @@ def processor_seconds(thread: threading.Thread) -> float:
     if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+class RoundClock:
+    """A clock that runs during rounds only. Times are seconds of all rounds so far."""
+
+    def __init__(self) -> None:
+        self._passed, self._began = 0.0, 0.0
+        self._goes = False
+
+    def __call__(self) -> float:
+        """Return the current time."""
+        return self._passed + (perf_counter() - self._began if self._goes else 0.0)
+
+    def go(self) -> None:
+        """Start the clock for a round."""
+        self._goes, self._began = True, perf_counter()
+
+    def stop(self) -> None:
+        """Stop the clock after a round."""
+        self._passed, self._goes = self(), False
+
+
+class PipelineArm(LoopInRounds, Arm):
+    """The pipeline's loop: without drafting, frozen, learning, or, with `logged`, learning with a log."""
+
+    def __init__(self, models: Models, config: Config, folder: Path, *, logged: bool = False) -> None:
+        self._clock = RoundClock()
+        super().__init__(models, config, folder, partial(self._keep, folder, config, logged))
+
+    def _keep(self, folder: Path, config: Config, logged: bool, loop: Loop) -> Records:
+        self._timed = ReplayRecords(folder, config, self._clock, loop) if logged else None
+        return self._timed or Records()
+
+    @override
+    def complete(self, prompts: Sequence[PromptReceived]) -> MeasuredRound:
+        before = self._timed.seconds() if self._timed else {}
+        self._clock.go()
+        done = super().complete(prompts)
+        self._clock.stop()
+        spent = self._timed.seconds() if self._timed else {}
+        records = {name: seconds - before[name] for name, seconds in spent.items()}
+        return MeasuredRound(done.tokens, done.seconds, work=work_of(done.events, records, done.waited))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of both models."""
+        return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
 
 
 class Workshop:
@@ -220,7 +264,7 @@ class Workshop:
     def _make_logged(self, name: str, settings: Mapping[str, object]) -> Arm:
         config = self._config.with_overrides({"publish.enabled": True, **settings})
         models, folder = self._own_models(name, learns=config.learn.enabled), self._scratch / f"{name}-run"
-        return PipelineArm(models, config, folder, partial(ReplayRecords, folder, config))
+        return PipelineArm(models, config, folder, logged=True)
 
     def _own_models(self, name: str, *, learns: bool) -> Models:
         """The shared weights with separate caches; a drafter that learns has its own weights too."""

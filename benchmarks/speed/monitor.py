@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from benchmarks.speed.arms import reference_of
 from benchmarks.speed.results import ratio_of
+from benchmarks.speed.work import MeasuredRound
 from pipeline.reports.terminal import stderr_console
-from pipeline.run.rounds import Round
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 LOG = logging.getLogger("omnidraft.bench")
-Rounds = Mapping[str, Sequence[Round]]
+Rounds = Mapping[str, Sequence[MeasuredRound]]
 
 
 class Monitor(Protocol):

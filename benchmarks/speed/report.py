@@ -9,9 +9,9 @@ from rich import box
 from benchmarks.speed.arms import OURS
 from benchmarks.speed.results import ArmResults, Mean, Quartiles, ratio_of, same_distribution
 from benchmarks.speed.roofline import Costs
+from benchmarks.speed.work import MeasuredRound
 from pipeline.reports.tables import Table
 from pipeline.reports.terminal import make_console
-from pipeline.run.rounds import Round
 
 PIPE_COLUMNS = 180  # wide enough that a table in a pipe is not folded
 NOT_MEASURED = "–"
@@ -44,7 +44,7 @@ class SpeedReport:
     reference: str  # name of the arm that the others are compared with
     # results, rounds: results and timed rounds, by arm
     results: Mapping[str, ArmResults]
-    rounds: Mapping[str, Sequence[Round]]
+    rounds: Mapping[str, Sequence[MeasuredRound]]
     planned: int  # number of planned rounds; an interrupted run has fewer
     costs: Costs  # costs of bare forward passes
     memory: Memory  # memory at the end of the run

@@ -6,7 +6,7 @@ from math import hypot
 from statistics import fmean, median, quantiles, stdev
 
 from benchmarks.speed.roofline import Costs, compute_roofline
-from pipeline.run.rounds import Round, Work
+from benchmarks.speed.work import MeasuredRound, Work
 
 DISTRIBUTION_ERRORS = 4.0  # standard errors between two means from which the distributions count as different
 
@@ -106,8 +106,8 @@ def same_distribution(one: Mean | None, other: Mean | None) -> bool:
 
 
 def summarize_rounds(
-    own: Sequence[Round],
-    reference: Sequence[Round],
+    own: Sequence[MeasuredRound],
+    reference: Sequence[MeasuredRound],
     costs: Costs | None,
     *,
     greedy: bool,
@@ -140,14 +140,14 @@ def summarize_rounds(
     )
 
 
-def ratio_of(own: Sequence[Round], reference: Sequence[Round]) -> Quartiles:
+def ratio_of(own: Sequence[MeasuredRound], reference: Sequence[MeasuredRound]) -> Quartiles:
     """Seconds per token of the reference divided by those of `own`, per round; above 1 is faster."""
     pairs = [_pace(theirs) / _pace(ours) for ours, theirs in zip(own, reference, strict=True)]
     seconds_per_token = [sum(one.seconds for one in arm) / sum(one.emitted for one in arm) for arm in (reference, own)]
     return quartiles(pairs, seconds_per_token[0] / seconds_per_token[1])
 
 
-def differing(own: Sequence[Round], reference: Sequence[Round]) -> list[tuple[int, int]]:
+def differing(own: Sequence[MeasuredRound], reference: Sequence[MeasuredRound]) -> list[tuple[int, int]]:
     """Round and position of every prompt whose tokens differ from the reference's."""
     return [
         (number, place)
@@ -157,18 +157,18 @@ def differing(own: Sequence[Round], reference: Sequence[Round]) -> list[tuple[in
     ]
 
 
-def _pace(one: Round) -> float:
+def _pace(one: MeasuredRound) -> float:
     """Seconds per token. A completion has at least one token, since end of sequence counts."""
     return one.seconds / one.emitted
 
 
-def _acceptance(rounds: Sequence[Round]) -> float | None:
+def _acceptance(rounds: Sequence[MeasuredRound]) -> float | None:
     works = [one.work for one in rounds if one.work]
     judged = sum(work.judged for work in works)
     return sum(work.accepted for work in works) / judged if judged else None
 
 
-def _efficiency(own: Sequence[Round], works: Sequence[Work], costs: Costs) -> Efficiency:
+def _efficiency(own: Sequence[MeasuredRound], works: Sequence[Work], costs: Costs) -> Efficiency:
     rooflines = [compute_roofline(work, costs) for work in works]
     seconds = sum(one.seconds for one in own)
     reading, drafting, verifying = (

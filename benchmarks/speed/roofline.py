@@ -15,8 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
+from benchmarks.speed.work import Step, Work
 from pipeline.assembly.models import Models
-from pipeline.run.rounds import Step, Work
 from stages.contract.blocks import SequenceState
 from stages.engine.models.devices import synchronize
 from stages.engine.models.language_model import LanguageModel

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from benchmarks.speed.arms import Arm, chunks
 from benchmarks.speed.transformers_baselines import ContinuousBatching, Request
+from benchmarks.speed.work import MeasuredRound
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
-from pipeline.run.rounds import Round
 from stages.sampling.params import SamplingParams
 from store.events import PromptReceived
 
@@ -62,12 +62,12 @@ class TextArm(Arm):
         self._words = words
 
     @override
-    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+    def complete(self, prompts: Sequence[PromptReceived]) -> MeasuredRound:
         started = perf_counter()
         completions = self._generate(prompts)
         for tokens in completions:
             self._words.decode(tokens)
-        return Round(tuple(map(tuple, completions)), perf_counter() - started)
+        return MeasuredRound(tuple(map(tuple, completions)), perf_counter() - started)
 
     @abstractmethod
     def _generate(self, prompts: Sequence[PromptReceived]) -> Sequence[Sequence[int]]:
@@ -117,7 +117,7 @@ class ContinuousArm(TextArm):
         self._batching = batching
 
     @override
-    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+    def complete(self, prompts: Sequence[PromptReceived]) -> MeasuredRound:
         self._batching.start()
         try:
             return super().complete(prompts)

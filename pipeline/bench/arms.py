@@ -16,7 +16,6 @@ from typing_extensions import override
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
 from pipeline.config.settings import Config
-from pipeline.loop import Loop
 from pipeline.run.rounds import LoopInRounds, Records, Round
 from stages.engine.checkpoints.gguf_file import find_gguf
 from stages.engine.models.generate import generate
@@ -145,10 +144,7 @@ def make_arms(config: Config, scratch: Path, report: Callable[[str], None]) -> A
 
 
 def _make_loop(models: Models, config: Config, folder: Path) -> LoopInRounds:
-    def keep(_loop: Loop, _clock: Callable[[], float]) -> Records:
-        return LogRecords(folder)
-
-    return LoopInRounds(models, config, folder, keep)
+    return LoopInRounds(models, config, folder, lambda loop: LogRecords(folder))
 
 
 def _make_generate(config: Config, models: Models, scratch: Path) -> Arm:

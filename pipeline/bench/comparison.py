@@ -216,7 +216,7 @@ def summarize(rounds: Mapping[str, Sequence[Round]], *, greedy: bool) -> dict[st
 
 def _summarize_arm(own: Sequence[Round], plain: Sequence[Round], *, greedy: bool) -> ArmResult:
     tokens = sum(one.emitted for one in own)
-    blocks = sum(one.work.blocks for one in own if one.work)
+    blocks = sum(len(one.blocks) for one in own)
     pairs = [pair for one, other in zip(own, plain, strict=True) for pair in zip(one.tokens, other.tokens, strict=True)]
     return ArmResult(
         tokens=tokens,

@@ -14,9 +14,9 @@ from typing import Any
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.config.settings import Config
-from pipeline.run.rounds import first_difference
+from pipeline.run.rounds import LoopInRounds, first_difference
 from pipeline.sources.stream import open_source
-from pipeline.versions.sides import Side, SideArm, find_common_target, make_arms
+from pipeline.versions.sides import Side, find_common_target, make_arms
 from pipeline.versions.statistics import (
     INTERVAL,
     MIN_PROMPTS,
@@ -28,7 +28,7 @@ from pipeline.versions.statistics import (
 )
 from stages.engine.models.huggingface import logit_difference
 from store.errors import CorruptError, SourceError, UsageError
-from store.events import PromptReceived
+from store.events import DraftSource, PromptReceived
 
 WARM_UP = "The first words of a text that is not measured"
 
@@ -180,15 +180,15 @@ def compare(
     )
 
 
-def _complete_prompt(arm: SideArm, prompt: PromptReceived) -> PassageCounts:
-    before, done = arm.model_blocks, arm.complete([prompt])
-    assert done.work is not None, "the pipeline's own arms count their work"
-    work, by_model = done.work, arm.model_blocks - before
-    return PassageCounts(done.tokens[0], work.blocks, by_model, work.judged, work.accepted, done.seconds)
+def _complete_prompt(arm: LoopInRounds, prompt: PromptReceived) -> PassageCounts:
+    done = arm.complete([prompt])
+    by_model = [block for block in done.blocks if block.drafter is DraftSource.MODEL]
+    judged, accepted = sum(block.judged for block in by_model), sum(block.accepted for block in by_model)
+    return PassageCounts(done.tokens[0], len(done.blocks), len(by_model), judged, accepted, done.seconds)
 
 
 def _require_equal(
-    config: Config, arm: SideArm, prompt: PromptReceived, one: Sequence[int], other: Sequence[int]
+    config: Config, arm: LoopInRounds, prompt: PromptReceived, one: Sequence[int], other: Sequence[int]
 ) -> None:
     """Require that both greedy texts are equal: they are the target's own with any drafter."""
     if one == other:

@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from typing_extensions import override
-
 from pipeline.assembly.models import Models, load_drafter, load_models
 from pipeline.config.settings import Config
-from pipeline.run.rounds import LoopInRounds, Records
+from pipeline.run.rounds import LoopInRounds
 from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.pair import pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError, UsageError
-from store.events import BlockDone, DraftSource, Event
 from store.registry.registered_version import RegisteredVersion, find_lineage, find_number
 from store.registry.registry import fetch_version, list_versions
 from store.registry.version_folder import VersionManifest, open_version
@@ -112,30 +109,7 @@ def find_common_target(first: Side, second: Side) -> str:
     return targets[0]
 
 
-class _CountedBlocks(Records):
-    """Counts the blocks without a copied draft."""
-
-    def __init__(self) -> None:
-        self.blocks = 0
-
-    @override
-    def take(self, event: Event) -> None:
-        self.blocks += isinstance(event, BlockDone) and event.drafter is DraftSource.MODEL
-
-
-class SideArm(LoopInRounds):
-    """One side's loop, which also counts the blocks of the drafter model. Arguments as of `LoopInRounds`."""
-
-    def __init__(self, models: Models, config: Config, folder: Path) -> None:
-        self._counted = _CountedBlocks()
-        super().__init__(models, config, folder, lambda loop, clock: self._counted)
-
-    @property
-    def model_blocks(self) -> int:
-        return self._counted.blocks
-
-
-def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path) -> tuple[SideArm, SideArm]:
+def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path) -> tuple[LoopInRounds, LoopInRounds]:
     """Make both sides' loops over one copy of the target, each with its own caches."""
     settings = config.with_overrides({"drafter": str(sides[0].folder)})
     (first,) = load_models(settings, uri, scratch / "fetched")
@@ -143,7 +117,7 @@ def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path)
     for side, own in zip(sides, models, strict=True):
         if own.pair.digest != side.manifest["pair"]:
             LOG.warning("the n-gram cache of %s is left out: it was made for other vocabularies", side.label)
-    arms = [SideArm(own, config, scratch / "run") for own in models]
+    arms = [LoopInRounds(own, config, scratch / "run") for own in models]
     return arms[0], arms[1]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.speed import benchmark as bench
 from benchmarks.speed.roofline import CostMeter, Costs, compute_roofline, interpolate, row_counts
-from pipeline.run.rounds import Step, Work
+from benchmarks.speed.work import Step, Work
 from stages.contract.blocks import SequenceState
 
 if TYPE_CHECKING:

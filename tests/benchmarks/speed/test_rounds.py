@@ -8,7 +8,7 @@ from benchmarks.speed.arms import ArmName, NoEngines, arms_at, require_usable
 from benchmarks.speed.benchmark import measure
 from benchmarks.speed.monitor import Monitor, Rounds
 from benchmarks.speed.plan import SpeedPlan
-from pipeline.run.rounds import Round
+from benchmarks.speed.work import MeasuredRound
 from store.errors import UsageError
 from store.events import PromptReceived
 
@@ -39,9 +39,9 @@ class RecordingArm:
     def __init__(self, name: str, notes: list[tuple[str, tuple[int, ...]]]) -> None:
         self._name, self._notes = name, notes
 
-    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+    def complete(self, prompts: Sequence[PromptReceived]) -> MeasuredRound:
         self._notes.append((self._name, tuple(prompt.offset for prompt in prompts)))
-        return Round(((1,),) * len(prompts), 1.0)
+        return MeasuredRound(((1,),) * len(prompts), 1.0)
 
     def close(self) -> None:
         raise AssertionError("the code that made the arm closes it")
@@ -102,7 +102,7 @@ class InterruptedArm(RecordingArm):
         super().__init__("interrupted", [])
         self._offset = offset
 
-    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+    def complete(self, prompts: Sequence[PromptReceived]) -> MeasuredRound:
         if prompts[0].offset == self._offset:
             raise KeyboardInterrupt
         return super().complete(prompts)

@@ -15,13 +15,13 @@ from benchmarks.speed.results import (
     summarize_rounds,
 )
 from benchmarks.speed.roofline import Costs
-from pipeline.run.rounds import Round, Step, Work
+from benchmarks.speed.work import MeasuredRound, Step, Work
 
 COSTS = Costs({1: {1: 2.0, 2: 3.0}}, {1: 0.5}, 1.0, 0.25, prompt_tokens=10, context=20)
 
 
-def make_round(seconds: float, *texts: str, **more: Any) -> Round:
-    return replace(Round(tuple(tuple(map(ord, text)) for text in texts), seconds), **more)
+def make_round(seconds: float, *texts: str, **more: Any) -> MeasuredRound:
+    return replace(MeasuredRound(tuple(tuple(map(ord, text)) for text in texts), seconds), **more)
 
 
 PLAIN = [make_round(4.0, "ab", "cd"), make_round(4.0, "abcdefgh"), make_round(1.0, "ab")]

@@ -22,7 +22,7 @@ from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.cli.versions import versions_group
 from pipeline.config.settings import Config
-from pipeline.run.rounds import Round, Work
+from pipeline.run.rounds import Round
 from pipeline.versions import compare as comparing
 from pipeline.versions import sides as compare_build
 from pipeline.versions.compare import (
@@ -332,12 +332,11 @@ class Arm:
     name: str
     turns: list[str]
     tokens: tuple[int, ...] = (1, 2, 3)
-    model_blocks: int = 0
     models: Any = field(default_factory=SimpleNamespace)
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         self.turns.append(f"{self.name}{prompts[0].offset}")
-        return Round((self.tokens,), 1.0, Work((), 3, 2, 5, 0.0, 0.0, 0.0, 0.0))
+        return Round((self.tokens,), 1.0)
 
 
 def with_arms(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path, *arms: Arm) -> Comparison:
