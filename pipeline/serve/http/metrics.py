@@ -1,8 +1,7 @@
 """Metrics for Prometheus: vLLM's names where they mean the same, `omnidraft:` otherwise."""
 
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,7 +30,7 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._model = model
-        self._recent = _RecentBlocks()
+        self._recent = deque[BlockDone](maxlen=RECENT_BLOCKS)  # for moving averages
 
         def count(name: str, text: str, *labels: str) -> Counter:
             counter = Counter(name, text, ("model_name", *labels), registry=self._registry)
@@ -62,7 +61,7 @@ class Metrics:
         """Count an event. Called for every event, on any thread: it takes a few microseconds."""
         self._events.count_event(event)
         if isinstance(event, BlockDone):
-            self._recent.add(event)
+            self._recent.append(event)
             if event.proposed:
                 self._drafts.inc()
                 self._proposed.inc(event.proposed)
@@ -92,38 +91,21 @@ class Metrics:
 
     def render(self, status: EngineStatus) -> bytes:
         """Render all metrics in Prometheus's text format, with the engine's status as gauges."""
-        return generate_latest(self._registry) + generate_latest(_StatusCollector(self._model, status, self._recent))
-
-
-class _RecentBlocks:
-    """The last blocks, for moving averages."""
-
-    def __init__(self) -> None:
-        self._blocks: deque[BlockDone] = deque(maxlen=RECENT_BLOCKS)
-        self._lock = threading.Lock()  # a deque must not grow while it is read
-
-    def add(self, block: BlockDone) -> None:
-        with self._lock:
-            self._blocks.append(block)
-
-    def rates(self) -> tuple[float | None, float | None]:
-        """Return the acceptance rate of the drafter model and the block efficiency; None before the first block."""
-        with self._lock:
-            blocks = list(self._blocks)
-        drafted = [block for block in blocks if block.drafter is DraftSource.MODEL]
-        judged = sum(block.judged for block in drafted)
-        rate = sum(block.accepted for block in drafted) / judged if judged else None
-        return rate, sum(block.emitted for block in blocks) / len(blocks) if blocks else None
+        recent = self._recent.copy()  # a deque must not grow while it is read
+        return generate_latest(self._registry) + generate_latest(_StatusCollector(self._model, status, recent))
 
 
 class _StatusCollector(Collector):
-    def __init__(self, model: str, status: EngineStatus, recent: _RecentBlocks) -> None:
+    def __init__(self, model: str, status: EngineStatus, recent: Sequence[BlockDone]) -> None:
         self._model, self._status, self._recent = model, status, recent
 
     @override
     def collect(self) -> Iterator[Metric]:
-        status, (rate, efficiency) = self._status, self._recent.rates()
-        prefixes = status.prefixes
+        status, prefixes, blocks = self._status, self._status.prefixes, self._recent
+        drafted = [block for block in blocks if block.drafter is DraftSource.MODEL]
+        judged = sum(block.judged for block in drafted)
+        rate = sum(block.accepted for block in drafted) / judged if judged else None
+        efficiency = sum(block.emitted for block in blocks) / len(blocks) if blocks else None
         recently = f"over the last {RECENT_BLOCKS} blocks"
         gauges = {
             "vllm:num_requests_running": ("Completions being decoded.", status.running),
