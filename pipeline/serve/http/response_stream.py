@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -31,14 +31,15 @@ class ThreadPools:
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(1, "omnidraft-short")
         self._long = ThreadPoolExecutor(1, "omnidraft-long")
-        self._turns = ClientTurns()
+        self._turn = asyncio.Lock()  # of a client with a long text; those who wait for it have it in their order
+        self._clients = WeakValueDictionary[str, asyncio.Lock]()  # by which each client waits only once at a time
 
     async def run(self, size: int, task: Callable[[], Result], client: str = "") -> Result:
         """Run a task on `size` bytes of text. A task whose caller is cancelled before it starts does not run."""
         loop = asyncio.get_running_loop()
         if size <= LONG_BYTES:
             return await loop.run_in_executor(self._short, task)
-        async with self._turns.take_turn(client):
+        async with self._clients.setdefault(client, asyncio.Lock()), self._turn:
             return await loop.run_in_executor(self._long, task)
 
     async def run_if_long(self, size: int, task: Callable[[], Result], client: str = "") -> Result:
@@ -49,45 +50,6 @@ class ThreadPools:
         """Drop the tasks that have not started."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
-
-
-class ClientTurns:
-    """A lock that clients get in turn, however often one of them wants it. Used on one event loop."""
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; the next one first
-
-    @asynccontextmanager
-    async def take_turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for the client's turn and hold the lock until the context ends."""
-        if self._taken:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it came in the same moment
-                    self._pass_on()
-                raise
-        self._taken = True
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Give the lock to the next client, who is then the last in the order; or to nobody."""
-        while self._waiting:
-            client = next(iter(self._waiting))
-            turns = self._waiting.pop(client)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[client] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken = False
 
 
 def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.serve.http.api import make_app
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
+from pipeline.serve.http.response_stream import LONG_BYTES, ThreadPools
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 ENGINE = ScriptedEngine()
@@ -240,6 +242,25 @@ def test_long_prompts_wait_for_each_other_not_short_ones_for_them():
         engine.encoding.set()
         answers = [connection.recv(1 << 16) for connection in long]
     assert [status_of(answer) for answer in answers] == [400] * 8  # longer than the context
+
+
+def test_a_client_that_sends_many_long_texts_delays_no_other():
+    async def run_in_turns(clients: str) -> str:
+        pools, go, order = ThreadPools(), threading.Event(), []
+
+        def run(client: str, size: int = LONG_BYTES + 1) -> asyncio.Future[None]:
+            return asyncio.ensure_future(pools.run(size, lambda: order.append(client), client))
+
+        first = asyncio.ensure_future(pools.run(LONG_BYTES + 1, go.wait, "a"))
+        await asyncio.sleep(0)
+        tasks = [run(client) for client in clients]
+        await run("a short text", LONG_BYTES)
+        go.set()
+        await asyncio.gather(first, *tasks)
+        pools.close()
+        return ", ".join(order)
+
+    assert asyncio.run(run_in_turns("aabac")) == "a short text, b, c, a, a, a"
 
 
 def test_bodies_hold_no_more_than_is_allowed_together():
