@@ -92,7 +92,7 @@ MODULE_IMPORTERS = {
     "gguf": (),
     "llguidance": (),
     "fastapi": ("dashboards/web/app.py", "pipeline/serve/http/*"),
-    "starlette": ("pipeline/serve/http/*",),
+    "starlette": ("dashboards/web/app.py", "pipeline/serve/http/*"),
     "uvicorn": ("pipeline/serve/http/server.py",),
     "prometheus_client": (
         "pipeline/event_metrics.py",

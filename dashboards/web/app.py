@@ -7,13 +7,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
-from dashboards.web.bounds import BodyBounds
 from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
@@ -27,8 +28,9 @@ from dashboards.web.queries.tokens import read_completion
 from dashboards.web.queries.versions import read_versions
 from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
-from dashboards.web.sql_process import SqlProcess
+from dashboards.web.sql_process import PAGE, SqlProcess
 from dashboards.web.terms import list_terms
+from store.bodies import BodyError, check_lengths, read_json_body
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
 from store.query.exports import MEDIA_TYPES
@@ -70,7 +72,31 @@ HEADERS = {
 }
 OWN = ("same-origin", "none")  # values of Sec-Fetch-Site for requests from these pages and from the address bar
 
+BODY_BYTES = 512 << 10  # a query of 64 kB, if every character of it is escaped
+BODY_SECONDS = 30.0  # as those of `omnidraft serve`
+
 Runs = Annotated[list[str], Query(alias="run", default_factory=list)]
+
+
+class SqlRequest(BaseModel):
+    """A query over some runs, and the kind of its answer."""
+
+    runs: list[str]
+    query: str
+    kind: str = PAGE
+
+
+async def read_sql_request(request: Request) -> SqlRequest:
+    """Read the body of a request. FastAPI would read one of any size, for any time."""
+    check_lengths(request.headers)
+    body = await read_json_body(request.headers, request.stream(), BODY_BYTES, BODY_SECONDS)
+    try:
+        return SqlRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+SqlBody = Annotated[SqlRequest, Depends(read_sql_request)]
 
 
 def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI:
@@ -87,7 +113,6 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
 
     app = FastAPI(title="omnidraft", openapi_url=None, lifespan=closing)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
-    app.add_middleware(BodyBounds)
     _add_guard(app, host)
     _add_errors(app, quick)
     _add_pages(app, quick)
@@ -131,6 +156,14 @@ def _add_errors(app: FastAPI, logs: Logs) -> None:
     def report_malformed(_: Request, error: RequestValidationError) -> Response:
         message = "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in error.errors())
         return JSONResponse({"error": f"the request must be one that a page makes; {message}"}, 422)
+
+    @app.exception_handler(BodyError)
+    def report_body(_: Request, error: BodyError) -> Response:
+        return JSONResponse({"error": str(error)}, error.status, {"Connection": "close"})
+
+    @app.exception_handler(ClientDisconnect)
+    def report_nothing(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody receives it
 
     @app.exception_handler(Exception)
     def report_failure(_: Request, error: Exception) -> Response:
@@ -251,14 +284,13 @@ def _add_ngrams(app: FastAPI, logs: Logs) -> None:
 
 def _add_sql(app: FastAPI, queries: SqlProcess) -> None:
     @app.post("/api/sql")
-    async def sql(runs: Annotated[list[str], Body()], query: Annotated[str, Body()]) -> Response:
-        return Response(await queries.answer(runs, query), media_type="application/json")
+    async def sql(body: SqlBody) -> Response:
+        return Response(await queries.answer(body.runs, body.query), media_type="application/json")
 
     @app.post("/api/sql/export")
-    async def export(
-        runs: Annotated[list[str], Body()], query: Annotated[str, Body()], kind: Annotated[str, Body()]
-    ) -> Response:
-        if kind not in MEDIA_TYPES:
-            raise UsageError(f"rows can be saved as {', '.join(MEDIA_TYPES)}; got {kind!r}")
-        headers = {"Content-Disposition": f'attachment; filename="rows.{kind}"'}
-        return Response(await queries.answer(runs, query, kind), media_type=MEDIA_TYPES[kind], headers=headers)
+    async def export(body: SqlBody) -> Response:
+        if body.kind not in MEDIA_TYPES:
+            raise UsageError(f"rows can be saved as {', '.join(MEDIA_TYPES)}; got {body.kind!r}")
+        headers = {"Content-Disposition": f'attachment; filename="rows.{body.kind}"'}
+        content = await queries.answer(body.runs, body.query, body.kind)
+        return Response(content, media_type=MEDIA_TYPES[body.kind], headers=headers)

@@ -5,8 +5,9 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.serve.http.errors import ApiError, BodyError
+from pipeline.serve.http.errors import ApiError, body_error
 from pipeline.serve.http.metrics import Metrics
+from store.bodies import BodyError, check_lengths
 from store.hosts import is_loopback, is_own_name
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # health checks and browsers have no key
@@ -39,10 +40,10 @@ class AuthMiddleware:
         await (refusal.response() if refusal else self._app)(scope, receive, send_and_count)
 
     def _check_access(self, headers: Headers, path: str) -> ApiError | None:
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that goes by the length would take the rest for another request (RFC 9112, 6.1).
-            message = "a request must have Content-Length or Transfer-Encoding, got both"
-            return BodyError(400, message, code="invalid_http")
+        try:
+            check_lengths(headers)
+        except BodyError as error:
+            return body_error(error)
         if self._key is not None:
             sent = bearer_of(headers).encode("latin-1")  # the bytes that were sent
             if path in OPEN_PATHS or (sent and hmac.compare_digest(sent, self._key)):

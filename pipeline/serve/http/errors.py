@@ -17,9 +17,11 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError
+from store.bodies import BodyError
 
 VALUE_CHARACTERS = 60  # of a wrong value that a message repeats
 LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0  # that are read of a client that is refused
+BODY_CODES = {400: "invalid_http", 408: "request_timeout", 413: "request_too_large", 415: "unsupported_media_type"}
 NO_RETRY = {"x-should-retry": "false"}  # otherwise OpenAI's clients repeat after 5xx, and a slow request stays slow
 
 JsonObject = dict[str, object]
@@ -47,7 +49,7 @@ class ApiError(Exception):
         return json_response(self.body, self.status, self.headers)
 
 
-class BodyError(ApiError):
+class UnreadBodyError(ApiError):
     """An error found before the body was read to its end, so that the connection must be closed after the response."""
 
     @override
@@ -75,6 +77,11 @@ class _ErrorResponse(Response):
                     dropped += len(message.get("body", b""))
                     more = message.get("more_body", False)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def body_error(error: BodyError) -> ApiError:
+    """Make the error of a body that is refused."""
+    return UnreadBodyError(error.status, str(error), code=BODY_CODES[error.status])
 
 
 def format_value(value: object) -> str:
@@ -151,6 +158,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def handle_api_error(_: Request, error: ApiError) -> Response:
         return error.response()
+
+    @app.exception_handler(BodyError)
+    async def handle_body_error(_: Request, error: BodyError) -> Response:
+        return body_error(error).response()
 
     @app.exception_handler(BusyError)
     async def handle_busy(_: Request, error: BusyError) -> Response:

@@ -3,7 +3,6 @@
 Bodies are parsed as strict JSON.
 """
 
-import asyncio
 import json
 import resource
 from collections.abc import AsyncIterator
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from pydantic_core import from_json
 
-from pipeline.serve.http.errors import ApiError, BodyError, JsonObject
+from pipeline.serve.http.errors import ApiError, JsonObject, UnreadBodyError
 from pipeline.serve.messages import GRACE_SECONDS
+from store.bodies import read_json_body
 
 MiB = 1 << 20
 SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
@@ -56,42 +56,26 @@ class BodyReader:
         """Read a request's body; its bytes count as held until the context ends.
 
         Raises:
-            ApiError: its header names no JSON, it is too long or too slow, or other bodies hold all the bytes.
+            BodyError: as `read_json_body`.
+            ApiError: other bodies hold all the bytes.
             ClientDisconnect: the client disconnected.
         """
-        # A page of another site can send all types but JSON without a preflight request.
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        coding = request.headers.get("content-encoding", "identity").lower()
-        if kind != "application/json" or coding != "identity":
-            message = f"the body must be uncompressed application/json, got '{kind[:60]}' coded as '{coding[:60]}'"
-            raise BodyError(415, message, code="unsupported_media_type")
-        self._check_length(int(request.headers.get("content-length", 0)))
-        body = bytearray()
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held += size
+            if self._held > self._max_held:
+                message = "too many large requests are being read; try again in a second"
+                kind, code = "rate_limit_error", "rate_limit_exceeded"
+                raise UnreadBodyError(429, message, kind=kind, code=code, headers={"Retry-After": "1"})
+
+        most, seconds = self._limits.body_bytes, self._limits.body_seconds
         try:
-            await self._read_into(body, request)
-            yield bytes(body)
+            yield await read_json_body(request.headers, request.stream(), most, seconds, hold)
         finally:
-            self._held -= len(body)
-
-    async def _read_into(self, body: bytearray, request: Request) -> None:
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                async for part in request.stream():
-                    self._held += len(part)
-                    body += part
-                    self._check_length(len(body))
-                    if self._held > self._max_held:
-                        message = "too many large requests are being read; try again in a second"
-                        kind, code = "rate_limit_error", "rate_limit_exceeded"
-                        raise BodyError(429, message, kind=kind, code=code, headers={"Retry-After": "1"})
-        except TimeoutError:
-            message = f"the body must come within {self._limits.body_seconds:g} seconds, got {len(body)} bytes by then"
-            raise BodyError(408, message, code="request_timeout") from None
-
-    def _check_length(self, length: int) -> None:
-        if length > self._limits.body_bytes:
-            message = f"the body must have at most {self._limits.body_bytes} bytes, got {length}"
-            raise BodyError(413, message, code="request_too_large")
+            self._held -= held
 
 
 def parse_json_object(body: bytes) -> JsonObject:

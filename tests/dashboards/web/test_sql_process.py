@@ -19,7 +19,7 @@ from serving_runs import Serve, serve_dashboards
 from sql_bombs import BOMBS
 from stream_making import append, prompt, stream, write
 
-from dashboards.web import bounds
+from dashboards.web import app
 from dashboards.web.logs import BusyError
 from dashboards.web.sql_process import MOST_WAITING, QUERY_BYTES, SqlProcess
 from store.errors import QueryError, UsageError
@@ -221,7 +221,7 @@ def test_request_bodies_are_bounded(
     runs: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, status: int, words: bytes
 ):
     if status == 408:
-        monkeypatch.setattr(bounds, "BODY_SECONDS", 0.3)
+        monkeypatch.setattr(app, "BODY_SECONDS", 0.3)
     with serve_dashboards(runs) as address:
         answer = send(address, head, body)
     assert int(answer.split(b" ", 2)[1]) == status, answer
