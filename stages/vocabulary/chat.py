@@ -3,12 +3,10 @@
 The markers of the target's chat template become special tokens; the contents of messages always stay text.
 """
 
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, takewhile
+from itertools import groupby, takewhile
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -27,8 +25,8 @@ CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"  # around a call
 OTHER_CALLS = "<function="  # of templates whose calls are not JSON
 SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
 RENDER_SECONDS = 10.0  # a template takes milliseconds, but may hold loops that never end
-THOUGHT = "</think>"  # ends a reasoning model's thoughts, which its template removes from earlier answers
-PLACEHOLDER = "\ue000{}\ue000"  # placeholder of a content: private characters that no template contains
+THOUGHTS = ("<think>", "</think>")  # of a reasoning model, whose template removes them from earlier answers
+PLACEHOLDER = "\ue000{}\ue000"  # of a name in a message: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
 Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
 Check = Callable[[int], None]
@@ -58,31 +56,6 @@ class _Marker:
         return start, stop
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """The text of a template around contents: `parts[i]`, the content of message `order[i]`, `parts[i + 1]`, ..."""
-
-    parts: tuple[str, ...]
-    order: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Parse:
-    """One parse of a text up to an index: the last content is at `start:stop`, the earlier ones are in `before`."""
-
-    before: "_Parse | None"
-    start: int
-    stop: int
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Return the spans of all contents in order."""
-        found, parse = [], self
-        while parse.before is not None:
-            found.append((parse.start, parse.stop))
-            parse = parse.before
-        return found[::-1]
-
-
 class ChatTemplate:
     """The chat template of one tokenizer, prepared once and applied to every conversation.
 
@@ -109,98 +82,77 @@ class ChatTemplate:
         # Longest first: where one name begins with another, the tokenizer takes the longer.
         names = sorted(self._markers, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._frame([{"role": "user", "content": ""}], ())
+        self._hidden = re.compile("|".join(map(re.escape, [*names, "\ue000"])))
+        shown = self._render([{"role": "user", "content": "\ue000"}], ()).count("\ue000")
+        if shown != 1:
+            raise ConfigError(
+                f"The chat template of {vocabulary.name} must show a user's message once, but shows it {shown} times; "
+                "name another template with source.chat_template=FILE."
+            )
 
     def segments(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Segment]:
         """Render a conversation with a generation prompt and split it at the template's special tokens.
 
-        The template is rendered twice, once with placeholders for the contents. The text around the placeholders must
-        be the same around the contents, each of which is as given, without white space at its ends, or without its
-        thoughts.
+        The names of special tokens in the conversation are placeholders while the template is rendered.
 
         Args:
             messages: the conversation, each with a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored.
 
         Raises:
-            ConfigError: the template rejects these messages, leaves one out, changes a content, or cannot take tools.
+            ConfigError: the template rejects these messages, or cannot take tools.
         """
         wrong = next((message["role"] for message in messages if message["role"] not in ROLES), None)
         if wrong is not None or not messages:
             got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
             raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
-        frame = self._frame(messages, tools)  # rendered each time: it may contain the date
-        text = self._render(messages, tools)
-        self._check_tools(text, messages, tools)
-        return list(self._split_at_markers(text, self._spans(text, frame, messages)))
+        names: list[str] = []
+        hidden = [self._hide_names(message, names, message["role"] == "assistant") for message in messages]
+        hidden_tools = self._hide_names(tools, names)
+        text = self._render(hidden, hidden_tools)
+        self._check_tools(text, hidden, hidden_tools)
+        return [
+            part if isinstance(part, int) else _PLACEHOLDERS.sub(lambda found: names[int(found[1])], part)
+            for part in self._split_at_markers(text)
+        ]
 
-    def _frame(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Frame:
-        # A message that only makes calls has no content, and templates write none.
-        contents = [place for place, one in enumerate(messages) if one["content"] or not one.get("tool_calls")]
-        blank: list[Message] = list(messages)
-        for place in contents:
-            blank[place] = {**messages[place], "content": PLACEHOLDER.format(place)}
-        split = _PLACEHOLDERS.split(self._render(blank, tools))
-        order = tuple(map(int, split[1::2]))
-        times = Counter(order)
-        for place in contents:
-            if times[place] != 1:
-                raise ConfigError(
-                    f"The chat template of {self._vocabulary.name} must show every message once and unchanged, but "
-                    f"shows the content of message {place + 1}, role '{messages[place]['role']}', {times[place]} "
-                    "times; leave such a message out, or name another template with source.chat_template=FILE."
-                )
-        return _Frame(tuple(split[::2]), order)
+    def _hide_names(self, value: Any, names: list[str], answer: bool = False) -> Any:
+        """Replace the names of special tokens in all texts of a value by placeholders, and append them to `names`.
 
-    def _spans(self, text: str, frame: _Frame, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        # The parses of the text so far, by their ends: white space may belong to a content or to the template.
-        parses = {len(frame.parts[0]): _Parse(None, 0, 0)} if text.startswith(frame.parts[0]) else {}
-        for place, part in zip(frame.order, frame.parts[1:], strict=True):
-            parses = {
-                start + len(form) + len(part): _Parse(parse, start, start + len(form))
-                for start, parse in parses.items()
-                for form in _content_forms(messages[place])
-                if text.startswith(form + part, start)
-            }
-            if not parses:
-                raise self._make_mismatch_error(messages[place])
-        if len(text) not in parses:
-            raise self._make_mismatch_error(messages[frame.order[-1]])
-        return parses[len(text)].spans()
+        Thoughts in an answer keep their names, by which a template finds them.
+        """
+        if isinstance(value, Mapping):
+            return {self._hide_names(key, names): self._hide_names(one, names, answer) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hide_names(one, names, answer) for one in value]
+        if not isinstance(value, str):
+            return value
 
-    def _make_mismatch_error(self, message: Message) -> ConfigError:
-        return ConfigError(
-            f"The chat template of {self._vocabulary.name} must write every message's content unchanged, and the same "
-            f"text around every content, but does not for {message['content'][:60]!r}; "
-            "change the message or the template."
-        )
+        def hide(found: re.Match[str]) -> str:
+            if answer and found[0] in THOUGHTS:
+                return found[0]
+            names.append(found[0])
+            return PLACEHOLDER.format(len(names) - 1)
+
+        return self._hidden.sub(hide, value)
 
     def _check_tools(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Refuse tools and calls that the template does not show, or that contain the name of a special token."""
+        """Refuse tools and calls that the template does not show."""
         silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
-        calls = [one["tool_calls"] for one in messages if one.get("tool_calls")]
-        ids = [one["tool_call_id"] for one in messages if one.get("tool_call_id")]
-        if found := self._names.search(json.dumps([list(tools), calls, ids], ensure_ascii=False)):
-            raise ConfigError(
-                f"Tools and their calls must not contain the name of a special token of {self._vocabulary.name}, "
-                f"got {found[0]!r}; write it differently."
-            )
         if tools and (text == self._render(messages, ()) or CALL_BEGIN not in text or OTHER_CALLS in text):
             raise ConfigError(
                 f"The chat template of {self._vocabulary.name} must show tools and demand calls as {CALL_BEGIN}JSON"
                 f"{CALL_END}, but does not; leave 'tools' out, or name a template with source.chat_template=FILE."
             )
-        if calls and text == self._render(silent, tools):
+        if any(one.get("tool_calls") for one in messages) and text == self._render(silent, tools):
             raise ConfigError(
                 f"The chat template of {self._vocabulary.name} must show the calls of tools, but does not; "
                 "leave 'tool_calls' out, or name a template with source.chat_template=FILE."
             )
 
-    def _split_at_markers(self, text: str, contents: Sequence[tuple[int, int]]) -> Iterator[Segment]:
-        """Split the text into special tokens and the runs between them. Names inside contents are text."""
-        edges = [0, *chain.from_iterable(contents), len(text)]
-        around = zip(edges[::2], edges[1::2], strict=True)
+    def _split_at_markers(self, text: str) -> Iterator[Segment]:
+        """Split the text into special tokens and the runs between them."""
         done = 0
-        for found in chain.from_iterable(self._names.finditer(text, *part) for part in around):
+        for found in self._names.finditer(text):
             marker = self._markers[found[0]]
             span = marker.span(text, *found.span())
             if span is None:
@@ -225,14 +177,6 @@ class ChatTemplate:
                 f"The chat template of {self._vocabulary.name} must render a conversation of the roles {roles}, "
                 f"but: {error}; change the conversation, or name another template with source.chat_template=FILE."
             ) from error
-
-
-def _content_forms(message: Message) -> Iterator[str]:
-    content = message["content"]
-    answer = content.rpartition(THOUGHT)[2] if message["role"] == "assistant" else content
-    for whole in dict.fromkeys([content, answer]):
-        for begun in dict.fromkeys([whole, whole.lstrip("\n"), whole.lstrip()]):
-            yield from dict.fromkeys([begun, begun.rstrip("\n"), begun.rstrip()])
 
 
 def is_word(character: str) -> bool:

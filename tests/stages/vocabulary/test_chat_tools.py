@@ -88,14 +88,16 @@ def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[d
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tools_cannot_forge_markers(name: str):
-    forged = json.loads(json.dumps(TOOL).replace("adds", f"adds {name}"))
-    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [QUESTION], [forged])
-    call = json.loads(json.dumps(CALL).replace('"a": 1', f'"{name}": 1'))
-    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [QUESTION, {"role": "tool", "content": "", "tool_call_id": name}])
+    def list_markers(name: str) -> list[int]:
+        tool = json.loads(json.dumps(TOOL).replace("adds", f"adds {name}"))
+        call = json.loads(json.dumps(CALL).replace('"a": 1', f'"{name}": 1'))
+        answer = {"role": "tool", "content": name, "tool_call_id": name}
+        messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, answer]
+        segments = ChatTemplate(make_vocabulary(), TEMPLATE).segments(messages, [tool])
+        assert f"adds {name}" in "".join(one for one in segments if isinstance(one, str))
+        return [one for one in segments if isinstance(one, int)]
+
+    assert list_markers(name) == list_markers("harmless")
 
 
 def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):

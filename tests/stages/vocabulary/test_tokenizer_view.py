@@ -211,3 +211,10 @@ def test_the_digest_depends_on_how_text_is_cut():
 def test_tokenizers_of_another_kind_are_refused():
     with pytest.raises(VocabularyError, match="the tokenizer of odd must be byte-level or mark spaces"):
         Vocabulary(word_level(["<unk>", "a"]), "odd")
+
+
+@given(text=st.text(max_size=60))
+def test_no_text_has_fewer_tokens_than_the_bound_for_its_characters(text: str):
+    words = Vocabulary(byte_level(MERGES))
+    assert words.fewest_tokens(len(text)) <= len(words.encode_text(text))
+    assert words.fewest_tokens(10**6) > 10_000, "the bound is of use"
