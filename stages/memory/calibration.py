@@ -1,6 +1,6 @@
 """Chances of candidates, learned online: how often candidates like this one were emitted."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,14 +76,6 @@ def count_trial(cells: ChanceArrays, cell: int, hit: bool) -> None:
     cells.trials[cell] = DECAY * cells.trials[cell] + 1
 
 
-@dataclass(frozen=True)
-class ObservedCells:
-    """Hits and trials per cell, of what one calibration observed."""
-
-    hits: list[float]
-    trials: list[float]
-
-
 class Calibration:
     """Decayed hits over trials per cell.
 
@@ -97,9 +89,10 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._hits, self._trials = np.full(CELLS, PRIOR_HITS), np.full(CELLS, PRIOR_TRIALS)
-        self._first = self._hits.copy(), self._trials.copy()  # before anything was observed here
-        self._hits_elsewhere, self._trials_elsewhere = np.zeros(CELLS), np.zeros(CELLS)
+        self._cells = np.stack([np.full(CELLS, PRIOR_HITS), np.full(CELLS, PRIOR_TRIALS)])  # hits and trials
+        self._first = self._cells.copy()  # before anything was observed here
+        self._elsewhere = np.zeros_like(self._cells)
+        self.arrays = ChanceArrays(*self._cells, *self._elsewhere)  # they stay the same ones
 
     def chance(self, cell: int) -> float:
         """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
@@ -109,36 +102,32 @@ class Calibration:
         """Count a candidate whose place was decided."""
         count_trial(self.arrays, cell, hit)
 
-    def evidence(self) -> "ObservedCells":
+    def evidence(self) -> Cells:
         """Return the hits and trials of the candidates observed here, without those of the prior or of a file."""
         limit = 1 / (1 - DECAY)  # a trial moves the trials of a cell towards it
-        first_hits, first_trials = self._first
+        trials, first_trials = self._cells[1], self._first[1]
         below = first_trials < limit
-        left = np.where(below, (limit - self._trials) / np.where(below, limit - first_trials, 1.0), 0.0)
-        hits, trials = self._hits - left * first_hits, self._trials - left * first_trials
-        return ObservedCells(hits.tolist(), trials.tolist())
+        left = np.where(below, (limit - trials) / np.where(below, limit - first_trials, 1.0), 0.0)
+        evidence: Cells = self._cells - left * self._first
+        return evidence
 
-    def pool(self, elsewhere: "ObservedCells") -> None:
+    def pool(self, elsewhere: Cells) -> None:
         """Add the hits and trials of other calibrations to every chance, in place of those of the last call."""
-        self._hits_elsewhere[:], self._trials_elsewhere[:] = elsewhere.hits, elsewhere.trials
+        self._elsewhere[:] = elsewhere
 
     @property
-    def cells(self) -> tuple[list[float], list[float]]:
+    def cells(self) -> list[list[float]]:
         """Hits and trials per cell."""
-        return self._hits.tolist(), self._trials.tolist()
+        cells: list[list[float]] = self._cells.tolist()
+        return cells
 
-    @property
-    def arrays(self) -> "ChanceArrays":
-        """The arrays themselves, which stay the same ones."""
-        return ChanceArrays(self._hits, self._trials, self._hits_elsewhere, self._trials_elsewhere)
-
-    def load_cells(self, hits: list[float], trials: list[float]) -> None:
+    def load_cells(self, cells: Sequence[Sequence[float]]) -> None:
         """Replace the hits and trials of all cells."""
-        self._hits[:], self._trials[:] = hits, trials
-        self._first = self._hits.copy(), self._trials.copy()
+        self._cells[:] = cells
+        self._first = self._cells.copy()
 
     def state_dict(self) -> State:
         return {"cells": self.cells}
 
     def load_state_dict(self, state: State) -> None:
-        self._hits[:], self._trials[:] = state["cells"]
+        self._cells[:] = state["cells"]

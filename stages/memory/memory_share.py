@@ -6,10 +6,11 @@ hits and trials of all workers are added, without the prior, which each has once
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stages.memory.calibration import ObservedCells
+import numpy as np
+
+from stages.memory.calibration import Cells
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,12 @@ class LearnedText:
     scope: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MemoryShare:
-    """Texts, and per cell of the calibration the hits and trials of one or several workers; without cells, none.
-
-    >>> one = MemoryShare((LearnedText((7, 8), 1, 0),), ObservedCells([1.0, 2.0], [4.0, 4.0]))
-    >>> add_cells([one, MemoryShare(), one])
-    ObservedCells(hits=[2.0, 4.0], trials=[8.0, 8.0])
-    """
+    """Texts, and per cell of the calibration the hits and trials of one or several workers; without cells, none."""
 
     texts: tuple[LearnedText, ...] = ()
-    cells: ObservedCells | None = None
-
-
-def add_cells(shares: Iterable[MemoryShare]) -> ObservedCells | None:
-    """Return the sums of the hits and trials; None if no share has any."""
-    cells = [share.cells for share in shares if share.cells]
-    if not cells:
-        return None
-    hits = [sum(values) for values in zip(*(one.hits for one in cells), strict=True)]
-    return ObservedCells(hits, [sum(values) for values in zip(*(one.trials for one in cells), strict=True)])
+    cells: Cells | None = None
 
 
 KEPT_TEXTS = 4096  # the newest; a worker that joins learns them
@@ -62,13 +49,14 @@ class MemoryExchange:
         self._texts: deque[tuple[str, LearnedText]] = deque(maxlen=KEPT_TEXTS)
         self._received = 0  # number of texts
         self._taken: dict[str, int] = {}  # by worker: number of texts up to which it has all
-        self._shares: dict[str, MemoryShare] = {}  # by worker, without texts
+        self._cells: dict[str, Cells] = {}  # by worker
 
     def receive(self, worker: str, share: MemoryShare) -> None:
         """Keep what a worker learned since its last share, and its hits and trials instead of those of that share."""
         self._texts.extend((worker, text) for text in share.texts)
         self._received += len(share.texts)
-        self._shares[worker] = MemoryShare(cells=share.cells)
+        if share.cells is not None:
+            self._cells[worker] = share.cells
 
     def take(self, worker: str) -> MemoryShare:
         """Return what the other workers learned since the worker's last call, and the sums of their hits and trials.
@@ -78,10 +66,11 @@ class MemoryExchange:
         missed = min(self._received - self._taken.get(worker, 0), len(self._texts))
         self._taken[worker] = self._received
         newest = list(self._texts)[len(self._texts) - missed :]
-        others = [share for name, share in sorted(self._shares.items()) if name != worker]
-        return MemoryShare(tuple(text for name, text in newest if name != worker), add_cells(others))
+        others = [cells for name, cells in sorted(self._cells.items()) if name != worker]
+        texts = tuple(text for name, text in newest if name != worker)
+        return MemoryShare(texts, np.sum(others, axis=0) if others else None)
 
     def remove(self, worker: str) -> None:
         """Forget a worker; its texts stay."""
         self._taken.pop(worker, None)
-        self._shares.pop(worker, None)
+        self._cells.pop(worker, None)

@@ -10,14 +10,13 @@ Shapes: S slots, C continuations per slot, U used slots.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from stages.contract.snapshot import State
 from stages.memory.counting import (
@@ -95,25 +94,22 @@ class NgramTable:
         self._allocate(min(self._most, FIRST_SLOTS))
 
     def _allocate(self, slots: int) -> None:
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            "hashes": np.zeros(slots, np.uint64),
-            "tokens": np.zeros((slots, CONTINUATIONS), np.int32),
-            "counts": np.zeros((slots, CONTINUATIONS), np.uint32),
-            "totals": np.zeros(slots, np.uint32),
-            "stamps": np.zeros(slots, np.uint32),
-            "scopes": np.zeros(slots, np.uint32),
-        }
+        counts = slots * CONTINUATIONS
+        self.arrays = TableArrays(
+            np.zeros(slots, np.uint64),
+            np.zeros(counts, np.int32),
+            np.zeros(counts, np.uint32),
+            *(np.zeros(slots, np.uint32) for _ in range(3)),
+        )
         self._used = 0
-        self._view()
 
-    def _view(self) -> None:
-        """Make the views by which single numbers are read and written: many times faster than NumPy's own."""
-        self._slots = len(self._arrays["hashes"])
-        self._buckets = self._slots // WAYS
-        flat = {name: array.reshape(-1).data for name, array in self._arrays.items()}
-        self._hashes, self._tokens, self._counts = flat["hashes"], flat["tokens"], flat["counts"]
-        self._totals, self._stamps, self._scopes = flat["totals"], flat["stamps"], flat["scopes"]
-        self.arrays = TableArrays(*(self._arrays[name].reshape(-1) for name in TableArrays._fields))
+    @property
+    def _slots(self) -> int:
+        return len(self.arrays.hashes)
+
+    def lines(self) -> list[npt.NDArray[Any]]:
+        """Return the arrays with a line per slot."""
+        return [array.reshape(self._slots, -1) for array in self.arrays]
 
     def __len__(self) -> int:
         """Return the number of contexts."""
@@ -138,10 +134,9 @@ class NgramTable:
         return [(known - number, self._read(slot)) for number, slot in enumerate(slots) if slot >= 0]
 
     def _read(self, slot: int) -> Continuations:
-        begin = slot * CONTINUATIONS
-        counts = self._counts[begin : begin + CONTINUATIONS].tolist()
-        used = CONTINUATIONS - counts.count(0)
-        return Continuations(self._totals[slot], self._tokens[begin : begin + used].tolist(), counts[:used])
+        own = slice(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS)
+        counts = [count for count in self.arrays.counts[own].tolist() if count]
+        return Continuations(int(self.arrays.totals[slot]), self.arrays.tokens[own].tolist()[: len(counts)], counts)
 
     def _find_slot(self, value: int) -> int:
         return int(find_slot(self.arrays.hashes, np.uint64(value)))
@@ -153,8 +148,8 @@ class NgramTable:
         """
         first, vocabulary = UNSEEN
         slots = [self._find_slot(next(context_hashes((token,), scope))) for token in tokens]
-        counts = [self._totals[slot] if slot >= 0 else 0 for slot in slots]
-        learned = int(self._arrays["totals"].sum(dtype=np.uint64)) / self.order  # every token, once per context
+        counts = [int(self.arrays.totals[slot]) if slot >= 0 else 0 for slot in slots]
+        learned = int(self.arrays.totals.sum(dtype=np.uint64)) / self.order  # every token, once per context
         return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
 
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
@@ -179,22 +174,15 @@ class NgramTable:
             begin, added = count(begin, most)
             self._used += added
 
-    def _clear(self, slot: int) -> None:
-        self._hashes[slot] = self._totals[slot] = self._stamps[slot] = self._scopes[slot] = 0
-        for place in range(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS):
-            self._tokens[place] = self._counts[place] = 0
-        self._used -= 1
-
     def _double(self) -> None:
         """Double the number of slots. A bucket becomes two, whose contexts keep their places in it."""
-        buckets, hashes = np.uint64(2 * self._buckets), self._arrays["hashes"]
-        place_S = np.arange(2 * self._slots)
-        belongs_S = np.tile(hashes, 2) % buckets == (place_S // WAYS).astype(np.uint64)
-        for name, array in self._arrays.items():
-            doubled = np.concatenate([array, array])
-            doubled[~belongs_S] = 0
-            self._arrays[name] = doubled
-        self._view()
+        slots = 2 * self._slots
+        place_S = np.arange(slots, dtype=np.uint64)
+        belongs_S = np.tile(self.arrays.hashes, 2) % np.uint64(slots // WAYS) == place_S // np.uint64(WAYS)
+        lines = [np.concatenate([array, array]) for array in self.lines()]
+        for array in lines:
+            array[~belongs_S] = 0
+        self.arrays = TableArrays(*(array.reshape(-1) for array in lines))
 
     def forget(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Subtract what `learn` counted of a text; a context without a count is erased."""
@@ -203,32 +191,24 @@ class NgramTable:
                 self._subtract(value, tokens[place])
 
     def _subtract(self, value: int, token: int) -> None:
-        slot = self._find_slot(value)
+        slot, table = self._find_slot(value), self.arrays
         if slot < 0:
             return
-        self._totals[slot] = max(0, self._totals[slot] - 1)
-        begin = slot * CONTINUATIONS
-        kept = [
-            (one, count - (one == token))
-            for one, count in zip(
-                self._tokens[begin : begin + CONTINUATIONS].tolist(),
-                self._counts[begin : begin + CONTINUATIONS].tolist(),
-                strict=True,
-            )
-            if count - (one == token) > 0
-        ]
-        if not kept:
-            self._clear(slot)
-            return
-        kept.sort(key=lambda one: -one[1])
-        kept += [(0, 0)] * (CONTINUATIONS - len(kept))
-        self._arrays["tokens"][slot] = [one for one, _ in kept]
-        self._arrays["counts"][slot] = [count for _, count in kept]
+        total, *found = self._read(slot)
+        pairs = [(one, count - (one == token)) for one, count in zip(*found, strict=True)]
+        kept = sorted([pair for pair in pairs if pair[1]], key=lambda pair: -pair[1])
+        for array in self.lines() if not kept else ():
+            array[slot] = 0
+        self._used -= not kept
+        if kept:
+            own = slice(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS)
+            table.tokens[own], table.counts[own] = zip(*kept, *[(0, 0)] * (CONTINUATIONS - len(kept)), strict=True)
+            table.totals[slot] = max(0, total - 1)
 
     def forget_scope(self, scope: int) -> int:
         """Erase all contexts of a scope. Returns their number."""
-        found_S = (self._arrays["scopes"] == scope) & (self._arrays["hashes"] != FREE)
-        for array in self._arrays.values():
+        found_S = (self.arrays.scopes == scope) & (self.arrays.hashes != FREE)
+        for array in self.lines():
             array[found_S] = 0
         count = int(found_S.sum())
         self._used -= count
@@ -236,8 +216,8 @@ class NgramTable:
 
     def decay(self) -> None:
         """Halve all counts, rounded up: nothing is forgotten, and what is counted from now on weighs double."""
-        for name in ("counts", "totals"):
-            self._arrays[name] -= self._arrays[name] // 2
+        for array in (self.arrays.counts, self.arrays.totals):
+            array -= array // 2
 
     def merge(self, other: "NgramTable") -> None:
         """Add the counts of another table."""
@@ -246,50 +226,37 @@ class NgramTable:
 
     def commonest(self, count: int, scope: int = 0) -> list[tuple[int, Continuations]]:
         """Return the slots of a scope with the highest totals and what was counted there."""
-        mine_S = np.where(self._arrays["scopes"] == scope, self._arrays["totals"], 0)
+        mine_S = np.where(self.arrays.scopes == scope, self.arrays.totals, 0)
         order = np.lexsort((np.arange(self._slots), -mine_S.astype(np.int64)))[:count]
         return [(slot, self._read(slot)) for slot in order.tolist() if mine_S[slot]]
-
-    def to_tensors(self) -> dict[str, Tensor]:
-        """Return the used slots by array, and their places; with the sizes of `sizes` they are the whole table."""
-        used_U = np.flatnonzero(self._arrays["hashes"])
-        tensors = {"places": torch.from_numpy(used_U.astype(np.int64))}
-        for name, array in self._arrays.items():
-            signed = np.int64 if array.dtype == np.uint64 else np.int32
-            tensors[name] = torch.from_numpy(array[used_U].view(signed))
-        return tensors
 
     @property
     def sizes(self) -> tuple[int, int]:
         """The number of slots, and the number of texts that were learned."""
         return self._slots, self._clock
 
-    def load_tensors(self, tensors: Mapping[str, Tensor], sizes: tuple[int, int]) -> None:
-        """Replace the table by that of `to_tensors` and `sizes`, bit for bit."""
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        slots, clock = sizes
-        self._allocate(slots)
-        places_U = arrays["places"]
-        for name, array in self._arrays.items():
-            array[places_U] = arrays[name].view(array.dtype)
-        self._clock, self._used = clock, len(places_U)
-
-    def load(self, tensors: Mapping[str, Tensor], sizes: tuple[int, int]) -> None:
-        """Replace the table by a saved one of any budget: what does not fit into this one is evicted."""
-        if sizes[0] <= self._most:
-            self.load_tensors(tensors, sizes)
-            return
-        larger = NgramTable(sizes[0] * SLOT_BYTES, self.order)
-        larger.load_tensors(tensors, sizes)
-        self._allocate(min(self._most, FIRST_SLOTS))
-        self._clock = 0
-        self.merge(larger)
-
     def state_dict(self) -> State:
-        """Return the state for a checkpoint: the used slots."""
-        return {"sizes": self.sizes, "arrays": self.to_tensors()}
+        """Return the used slots by array, and their places; with the sizes they are the whole table."""
+        used_U = np.flatnonzero(self.arrays.hashes)
+        tensors = {"places": torch.from_numpy(used_U.astype(np.int64))}
+        for name, array in zip(TableArrays._fields, self.lines(), strict=True):
+            signed = np.int64 if array.dtype == np.uint64 else np.int32
+            used = array[used_U] if array.shape[1] > 1 else array[used_U, 0]
+            tensors[name] = torch.from_numpy(used.view(signed))
+        return {"sizes": self.sizes, "arrays": tensors}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state, bit for bit; of a larger budget, as `load`."""
+        """Replace the table by a saved one, bit for bit; of one with a larger budget, what does not fit is evicted."""
         slots, clock = state["sizes"]
-        self.load(state["arrays"], (slots, clock))
+        if slots > self._most:
+            larger = NgramTable(slots * SLOT_BYTES, self.order)
+            larger.load_state_dict(state)
+            self._allocate(min(self._most, FIRST_SLOTS))
+            self._clock = 0
+            self.merge(larger)
+            return
+        self._allocate(slots)
+        places_U = state["arrays"]["places"].numpy()
+        for name, array in zip(TableArrays._fields, self.lines(), strict=True):
+            array[places_U] = state["arrays"][name].numpy().view(array.dtype).reshape(-1, array.shape[1])
+        self._clock, self._used = clock, len(places_U)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from stages.contract.blocks import Candidate, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import State
@@ -155,7 +154,7 @@ class TextMemory:
         if self.table is not None:
             for text in share.texts:
                 self.table.learn(text.tokens, text.begin, text.scope)
-        if share.cells:
+        if share.cells is not None:
             self.calibration.pool(share.cells)
 
     def grow(self, batch: Sequence[SequenceState]) -> list[GrownTree]:
@@ -239,27 +238,21 @@ def write_memory(path: Path, memory: TextMemory, vocabularies: str) -> None:
     """
     if memory.table is None:
         return
-    slots, clock = memory.table.sizes
-    hits, trials = (torch.tensor(cells, dtype=torch.float64) for cells in memory.calibration.cells)
+    state, cells = memory.table.state_dict(), torch.tensor(memory.calibration.cells, dtype=torch.float64)
+    slots, clock = state["sizes"]
     # One entry: the library writes several in any order, and equal memories must be equal files.
     content = json.dumps({"vocabularies": vocabularies, "slots": slots, "clock": clock})
-    save_file({**memory.table.to_tensors(), "hits": hits, "trials": trials}, path, {"memory": content})
+    save_file({**state["arrays"], "hits": cells[0].clone(), "trials": cells[1].clone()}, path, {"memory": content})
 
 
-class _Content(NamedTuple):
-    vocabularies: str
-    sizes: tuple[int, int]
-    cells: tuple[list[float], list[float]]
-    tensors: dict[str, Tensor]
-
-
-def _read(path: Path) -> _Content:
+def _read(path: Path) -> tuple[str, State, list[list[float]]]:
+    """Return the digest of the vocabularies, the state of the table, and the cells of the calibration."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["memory"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        cells = tensors.pop("hits").tolist(), tensors.pop("trials").tolist()
-        return _Content(metadata["vocabularies"], (metadata["slots"], metadata["clock"]), cells, tensors)
+        cells = [tensors.pop(name).tolist() for name in ("hits", "trials")]
+        return metadata["vocabularies"], {"sizes": (metadata["slots"], metadata["clock"]), "arrays": tensors}, cells
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} must hold the memory of a version, but: {error}") from error
 
@@ -273,17 +266,17 @@ def read_memory(path: Path, memory: TextMemory, vocabularies: str) -> bool:
     Raises:
         CorruptError: the file is not one of a memory.
     """
-    content = _read(path)
-    if memory.table is None or content.vocabularies != vocabularies:
+    of_vocabularies, table, cells = _read(path)
+    if memory.table is None or of_vocabularies != vocabularies:
         return False
-    memory.table.load(content.tensors, content.sizes)
-    memory.calibration.load_cells(*content.cells)
+    memory.table.load_state_dict(table)
+    memory.calibration.load_cells(cells)
     return True
 
 
 def read_table(path: Path) -> NgramTable:
     """Read the table of a file, whatever its vocabularies. Raises CorruptError."""
-    content = _read(path)
-    table = NgramTable(content.sizes[0] * SLOT_BYTES)
-    table.load_tensors(content.tensors, content.sizes)
+    _, state, _ = _read(path)
+    table = NgramTable(state["sizes"][0] * SLOT_BYTES)
+    table.load_state_dict(state)
     return table

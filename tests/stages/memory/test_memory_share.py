@@ -7,9 +7,9 @@ import pytest
 from test_ngram_table import assert_sound, contents
 from test_text_memory import complete, new_memory
 
-from stages.memory.calibration import PRIOR_TRIALS, ObservedCells, own_cell
+from stages.memory.calibration import PRIOR_TRIALS, own_cell
 from stages.memory.counting import LONGEST
-from stages.memory.memory_share import KEPT_TEXTS, LearnedText, MemoryExchange, MemoryShare, add_cells
+from stages.memory.memory_share import KEPT_TEXTS, LearnedText, MemoryExchange, MemoryShare
 from stages.memory.text_memory import TextMemory
 
 CELL = own_cell(3)
@@ -69,7 +69,7 @@ def evidence(memory: TextMemory) -> tuple[float, float]:
     """Hits and trials of the cell."""
     cells = memory.take_share().cells
     assert cells is not None
-    return cells.hits[CELL], cells.trials[CELL]
+    return cells[0, CELL], cells[1, CELL]
 
 
 def test_chances_are_pooled_and_the_prior_counts_once():
@@ -79,18 +79,18 @@ def test_chances_are_pooled_and_the_prior_counts_once():
     assert evidence(third) == (0, 0)
     assert evidence(first) == pytest.approx((sum(0.99**n for n in range(20)),) * 2)
     assert evidence(second) == pytest.approx((0, sum(0.99**n for n in range(30))))
-    third.add_share(MemoryShare(cells=add_cells([first.take_share(), second.take_share()])))
+    third.add_share(MemoryShare(cells=first.take_share().cells + second.take_share().cells))
     hits, trials = evidence(first)[0], evidence(first)[1] + evidence(second)[1]
     prior = new_memory().calibration.chance(CELL) * PRIOR_TRIALS
     assert third.calibration.chance(CELL) == pytest.approx((hits + prior) / (trials + PRIOR_TRIALS))
     assert third.calibration.chance(own_cell(9)) == new_memory().calibration.chance(own_cell(9))
-    third.add_share(MemoryShare(cells=add_cells([second.take_share()])))
+    third.add_share(second.take_share())
     assert third.calibration.chance(CELL) == pytest.approx(prior / (evidence(second)[1] + PRIOR_TRIALS))
     assert evidence(third) == (0, 0), "what others observed is not passed on"
 
 
 def share_of(*tokens: int) -> MemoryShare:
-    return MemoryShare(tuple(LearnedText((token, token), 1, 0) for token in tokens), ObservedCells([1.0], [2.0]))
+    return MemoryShare(tuple(LearnedText((token, token), 1, 0) for token in tokens), np.array([[1.0], [2.0]]))
 
 
 def test_a_worker_that_joins_learns_the_newest_texts_and_one_that_left_is_not_pooled():
@@ -100,10 +100,11 @@ def test_a_worker_that_joins_learns_the_newest_texts_and_one_that_left_is_not_po
     exchange.remove("a")
     joined = exchange.take("c")
     assert [text.tokens[0] for text in joined.texts] == [*range(1, KEPT_TEXTS), -1]
-    assert joined.cells == ObservedCells([1.0], [2.0])
+    assert joined.cells.tolist() == [[1.0], [2.0]]
     exchange.receive("a", share_of(5))
     assert [text.tokens[0] for text in exchange.take("c").texts] == [5]
-    assert exchange.take("c").cells == ObservedCells([2.0], [4.0])
+    assert exchange.take("c").cells.tolist() == [[2.0], [4.0]]
     exchange.remove("a")
     exchange.remove("b")
-    assert exchange.take("c") == MemoryShare()
+    left = exchange.take("c")
+    assert (left.texts, left.cells) == ((), None)

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_states import store
 
+from stages.memory.counting import CONTINUATIONS, LONGEST, WAYS, TableArrays
 from stages.memory.ngram_table import (
-    CONTINUATIONS,
     FIRST_SLOTS,
-    LONGEST,
     SLOT_BYTES,
-    WAYS,
     NgramTable,
     context_hashes,
     scope_of,
@@ -35,7 +33,7 @@ def make_table(*given: Sequence[int], begin: int = 1, budget: int = LARGE, order
 
 def contents(table: NgramTable, scope: int | None = None) -> dict[int, tuple[int, frozenset]]:
     """Per hash of a context its total and its continuations, whatever their places."""
-    arrays = table._arrays
+    arrays = arrays_of(table)
     found = {}
     for slot in np.flatnonzero(arrays["hashes"]).tolist():
         pairs = zip(arrays["tokens"][slot].tolist(), arrays["counts"][slot].tolist(), strict=True)
@@ -45,13 +43,21 @@ def contents(table: NgramTable, scope: int | None = None) -> dict[int, tuple[int
     return found
 
 
-def arrays_of(table: NgramTable) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in table._arrays.items()}
+def arrays_of(table: NgramTable) -> dict[str, np.ndarray]:
+    """The arrays by name, with a line per slot where it has several numbers."""
+    return {
+        name: array.squeeze(1) if array.shape[1] == 1 else array
+        for name, array in zip(TableArrays._fields, table.lines(), strict=True)
+    }
+
+
+def bytes_of(table: NgramTable) -> list[bytes]:
+    return [array.tobytes() for array in table.arrays]
 
 
 def assert_sound(table: NgramTable) -> None:
     """The invariants of the arrays."""
-    arrays = table._arrays
+    arrays = arrays_of(table)
     hashes, counts, totals = arrays["hashes"], arrays["counts"].astype(np.int64), arrays["totals"].astype(np.int64)
     used = hashes != 0
     assert len(table) == used.sum()
@@ -150,7 +156,7 @@ def test_a_text_that_is_forgotten_was_never_learned(given: list[list[int]], text
     table.forget(text, 1)
     assert contents(table) == contents(never)
     for name in ("hashes", "totals", "scopes"):
-        assert np.array_equal(table._arrays[name], never._arrays[name]), "not even its slots are left"
+        assert np.array_equal(arrays_of(table)[name], arrays_of(never)[name]), "not even its slots are left"
     assert_sound(table)
 
 
@@ -162,7 +168,7 @@ def test_a_text_that_was_never_learned_or_was_evicted_may_be_forgotten(given: li
         table.forget(text, 1)
         table.learn(text[:5], 1)
         assert len(table) <= 4 * WAYS
-        counts = table._arrays["counts"].astype(np.int64)
+        counts = arrays_of(table)["counts"].astype(np.int64)
         assert (np.diff(counts, axis=1) <= 0).all()
 
 
@@ -181,10 +187,10 @@ def test_scopes_are_isolated(given: list[list[int]], other: list[list[int]]):
     assert held == len(make_table(*other))
     assert table.forget_scope(7) == held
     assert contents(table) == contents(alone)
-    assert not (table._arrays["scopes"] == 7).any()
+    assert not (table.arrays.scopes == 7).any()
     assert_sound(table)
     assert table.forget_scope(0) == len(alone)
-    assert all((array == 0).all() for array in table._arrays.values())
+    assert all((array == 0).all() for array in table.arrays)
 
 
 @given(many_texts)
@@ -231,7 +237,7 @@ def test_the_budget_is_never_exceeded_however_much_is_learned(order: int, tokens
     for _ in range(tokens // 1000):
         text = (numbers.zipf(1.3, 1000) % 5000).tolist()
         table.learn(text, 1)
-        sizes.add(sum(array.nbytes for array in table._arrays.values()))
+        sizes.add(sum(array.nbytes for array in table.arrays))
     assert sizes == {table.budget_bytes}
     assert table.bytes == table.budget_bytes <= 1 << 14
     assert len(table) > table.budget_bytes / SLOT_BYTES * 0.9, "the budget is used"
@@ -291,14 +297,14 @@ def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget
     table.learn(numbers.integers(0, 30, tokens).tolist(), 1, scope=3)
     table.learn(numbers.integers(0, 200_000, tokens // 4).tolist(), 1)
     other = save_and_restore(table, budget)
-    assert arrays_of(other) == arrays_of(table)
+    assert bytes_of(other) == bytes_of(table)
     assert (len(other), other.bytes, other.sizes) == (len(table), table.bytes, table.sizes)
     more = numbers.integers(0, 30, 1000).tolist()
     for each in (table, other):
         each.learn(more, 1)
         each.forget(more[:100], 1)
         each.decay()
-    assert arrays_of(other) == arrays_of(table)
+    assert bytes_of(other) == bytes_of(table)
 
 
 def test_a_saved_table_of_a_larger_budget_is_loaded_as_far_as_it_fits():
@@ -308,11 +314,11 @@ def test_a_saved_table_of_a_larger_budget_is_loaded_as_far_as_it_fits():
     for _ in range(5):
         table.learn([7, 8], 1)
     small = NgramTable(1 << 14)
-    small.load(table.to_tensors(), table.sizes)
+    small.load_state_dict(table.state_dict())
     assert small.bytes <= 1 << 14
     assert small.find([7]) == table.find([7]), "what was seen often stays"
     assert contents(small).items() <= contents(table).items()
     assert_sound(small)
     large = NgramTable(1 << 20)
-    large.load(table.to_tensors(), table.sizes)
-    assert arrays_of(large) == arrays_of(table)
+    large.load_state_dict(table.state_dict())
+    assert bytes_of(large) == bytes_of(table)
