@@ -12,7 +12,7 @@ import typer
 from benchmarks.command import JsonOption, run
 from benchmarks.speed.arms import ON_REQUEST, ArmName, Engines, NoEngines, arms_at, require_usable
 from benchmarks.speed.benchmark import run as run_plan
-from benchmarks.speed.monitor import open_monitor
+from benchmarks.speed.monitor import Monitor
 from benchmarks.speed.plan import FULL, QUICK, SpeedPlan
 from benchmarks.speed.report import show
 from pipeline.config.cli_options import (
@@ -90,8 +90,7 @@ def run_all(plans: Sequence[tuple[Config, SpeedPlan]], engines: Engines, json_fi
         if len(config.targets) > 1 or config.swaps:
             raise UsageError(f"the benchmark must have one target, got {', '.join(config.targets)}; run it for each")
         try:
-            with open_monitor() as monitor:
-                report = run_plan(config, plan, engines, monitor)
+            report = run_plan(config, plan, engines, Monitor())
         except KeyboardInterrupt:
             LOG.warning("interrupted before the results of a finished round were computed: there are no tables to show")
             raise typer.Exit(130) from None

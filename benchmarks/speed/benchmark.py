@@ -1,7 +1,7 @@
 """The speed benchmark: the same prompts, target and sampling with `transformers`, other engines and this pipeline.
 
-`arms.py` defines arms, `plan.py` the number of their rounds, `build.py` builds arms, `roofline.py` computes the
-roofline, `results.py` computes the results. This module chooses prompts and runs the arms in turn.
+`arms.py` defines arms, `plan.py` the number of their rounds, `build.py` builds arms,
+`results.py` computes the results. This module chooses prompts and runs the arms in turn.
 
 All arms run in one process, round by round in rotating order, so that noise of the machine affects them alike. An arm
 is timed only while it runs. All results are paired measurements of the same prompts. At the end of a round the batch
@@ -12,12 +12,11 @@ include it. At the end of a round the benchmark waits for updates on the learner
 in parallel with the next prompts, so the learning arms are charged more than learning costs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,12 +35,10 @@ from benchmarks.speed.monitor import Monitor
 from benchmarks.speed.plan import SpeedPlan
 from benchmarks.speed.report import Memory, SpeedReport
 from benchmarks.speed.results import ArmResults, differing, summarize_rounds
-from benchmarks.speed.roofline import SWEEPS, CostMeter, Costs
 from benchmarks.speed.transformers_baselines import surprisal
 from benchmarks.speed.work import MeasuredRound
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
-from pipeline.assembly.stages import NODES
 from pipeline.config.settings import Config
 from pipeline.reports.machine import machine_of, peak_memory
 from pipeline.run.rounds import first_difference, rotate
@@ -102,7 +99,6 @@ def measure(
     prompts: Sequence[PromptReceived],
     plan: SpeedPlan,
     monitor: Monitor,
-    between: Callable[[int], None],
 ) -> dict[str, list[MeasuredRound]]:
     """Warm up all arms on the first prompts, then run each round with all arms in rotating order.
 
@@ -111,7 +107,6 @@ def measure(
         prompts: `plan.warm_up` untimed prompts, then `plan.prompts` timed ones.
         plan: size of the measurement.
         monitor: shows steps and results.
-        between: called with the number of each timed round before it starts, while no arm runs.
 
     Returns:
         the timed rounds of each arm. After Ctrl-C these are the rounds that all arms have finished.
@@ -130,7 +125,6 @@ def measure(
     monitor.start_step("measuring", f"{len(timed)} rounds of {plan.round_prompts} prompts in {len(arms)} arms")
     try:
         for number, chunk in enumerate(timed):
-            between(number)
             for name in rotate(list(arms), number):
                 found[name].append(arms[name].complete(chunk))
                 monitor.finish_turn(name, found, len(timed))
@@ -166,14 +160,13 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         longest = max(len(workshop.words.encode(prompt)) for prompt in prompts) + config.sampling.max_new_tokens
         arms, refused = _make_arms(workshop, plan, engines, longest, open_arms, monitor)
         machine = machine_of(workshop.models)
-        meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
-        rounds = measure(arms, prompts, plan, monitor, lambda number: _run_sweeps(meter, number, plan.rounds))
+        rounds = measure(arms, prompts, plan, monitor)
         complete = len(next(iter(rounds.values())))
         monitor.start_step("computing the results", f"{complete} of {plan.rounds} rounds")
         caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, PipelineArm)}
         memory = Memory(peak_memory(), caches)
-        costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
-        compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
+        timed = chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
+        compared = compare(rounds, timed, workshop, config.sampling.temperature)
         if complete < plan.rounds:
             _close_interrupted(open_arms)
         chat = Admission(config, workshop.models).describe()
@@ -185,7 +178,6 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         results=compared,
         rounds=rounds,
         planned=plan.rounds,
-        costs=costs,
         memory=memory,
         refused=refused,
         chat=chat,
@@ -236,33 +228,9 @@ def _close_interrupted(arms: ExitStack) -> None:
         arms.pop_all().close()
 
 
-def _run_sweeps(meter: CostMeter, number: int, rounds: int) -> None:
-    """Run the sweeps due before this round. They are spread evenly over the rounds; the first round has one at least,
-    so that costs are known when a run is interrupted."""
-    for _ in range(-(-SWEEPS * number // rounds), -(-SWEEPS * (number + 1) // rounds)):
-        meter.sweep()
-
-
-def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) -> CostMeter:
-    """A meter for rows with a prompt of mean length and half of a longest completion."""
-    encode = Admission(config, models).encode
-    pairs = [encode(prompt) for prompt in prompts]
-    encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
-    context = len(encoded[0]) + config.sampling.max_new_tokens // 2
-    longest = max(config.draft.max_draft, NODES if config.draft.sources != ("model",) else 0)
-    return CostMeter(models, config.batch, longest + 1, (encoded[0], encoded[1]), context)
-
-
-def _mean_length_text(texts: Sequence[list[int]]) -> list[int]:
-    """The text whose length is closest to the mean."""
-    wanted = fmean(map(len, texts))
-    return min(texts, key=lambda text: abs(len(text) - wanted))
-
-
 def compare(
     rounds: Mapping[str, list[MeasuredRound]],
     prompts: Sequence[Sequence[PromptReceived]],
-    costs: Costs,
     workshop: Workshop,
     temperature: float,
 ) -> dict[str, ArmResults]:
@@ -271,7 +239,6 @@ def compare(
     Args:
         rounds: timed rounds of every arm.
         prompts: prompts of every round.
-        costs: costs of bare forward passes.
         workshop: has the target and the encoder.
         temperature: temperature of the target; 0 is greedy.
     """
@@ -279,10 +246,10 @@ def compare(
     encoded = [[encode(prompt) for prompt in chunk] for chunk in prompts]
     if temperature > 0:
         scored = {name: _with_nats(own, encoded, workshop.target, temperature) for name, own in rounds.items()}
-        return {name: summarize_rounds(own, reference, costs, greedy=False) for name, own in scored.items()}
+        return {name: summarize_rounds(own, reference, greedy=False) for name, own in scored.items()}
     return {
         name: summarize_rounds(
-            own, reference, costs, greedy=True, widest_difference=_widest(own, reference, encoded, workshop.target)
+            own, reference, greedy=True, widest_difference=_widest(own, reference, encoded, workshop.target)
         )
         for name, own in rounds.items()
     }

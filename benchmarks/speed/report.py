@@ -8,7 +8,6 @@ from rich import box
 
 from benchmarks.speed.arms import OURS
 from benchmarks.speed.results import ArmResults, Mean, Quartiles, ratio_of, same_distribution
-from benchmarks.speed.roofline import Costs
 from benchmarks.speed.work import MeasuredRound
 from pipeline.reports.tables import Table
 from pipeline.reports.terminal import make_console
@@ -20,7 +19,6 @@ PARTS = {
     "learning_beside": "learning, own thread",
     "log_beside": "log, own thread",
     "rest": "other",
-    "translation_per_target_step": "translation per target step",
 }  # titles of rows, by field of `Breakdown`; the others are titled by their field
 
 
@@ -46,7 +44,6 @@ class SpeedReport:
     results: Mapping[str, ArmResults]
     rounds: Mapping[str, Sequence[MeasuredRound]]
     planned: int  # number of planned rounds; an interrupted run has fewer
-    costs: Costs  # costs of bare forward passes
     memory: Memory  # memory at the end of the run
     # arms of other engines that do not run this pair of models, with their reasons
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +99,6 @@ class SpeedReport:
                 name: {other: asdict(ratio) for other, ratio in ratios.items()}
                 for name, ratios in self.ratios().items()
             },
-            "costs": asdict(self.costs),
             "memory": asdict(self.memory),
             "refused": dict(self.refused),
             "labels": dict(self.labels),
@@ -145,12 +141,11 @@ def header(report: SpeedReport) -> list[str]:
 
 
 def tables(report: SpeedReport) -> Iterator[Table]:
-    """Tables of speed, of ratios of our arms, of their time, and of bare forward passes."""
+    """Tables of speed, of ratios of our arms, and of their time."""
     yield _speed(report)
     if any(found.breakdown for found in report.results.values()):
         yield _ratios(report)
         yield _parts(report)
-        yield _bare(report)
 
 
 def _speed(report: SpeedReport) -> Table:
@@ -195,49 +190,16 @@ def _ratio(ratio: Quartiles) -> str:
 
 
 def _parts(report: SpeedReport) -> Table:
-    """Time and roofline with one column per arm of ours."""
-    names = [name for name, found in report.results.items() if found.breakdown]
-    columns = [_shares(report.results[name]) for name in names]
-    rows = [[part, *(column[part] for column in columns)] for part in columns[0]]
-    return Table(("share of wall time", *(label(name, report) for name in names)), rows)
-
-
-def _shares(found: ArmResults) -> dict[str, str]:
-    breakdown, efficiency = found.breakdown, found.efficiency
-    if breakdown is None or efficiency is None:
-        return {}
-    shares = {PARTS.get(name, name): f"{share:.2%}" for name, share in asdict(breakdown).items()}
-    roofline = {"prefill": efficiency.reading, "drafting": efficiency.drafting, "verifying": efficiency.verifying}
-    return {
-        **shares,
-        **{f"roofline: {name}": f"{seconds / found.seconds:.1%}" for name, seconds in roofline.items()},
-        "efficiency": f"{efficiency.value.overall:.3f}",
-        "quartiles over rounds": _quartiles(efficiency.value, ".3f"),
-        "efficiency without prefill": f"{efficiency.blocks:.3f}",
-    }
-
-
-def _bare(report: SpeedReport) -> Table:
-    costs = report.costs
-    widths = next(iter(costs.target.values()))
-    lines = [[f"target at {width}", *(_milliseconds(of[width]) for of in costs.target.values())] for width in widths]
-    lines.append(["drafter at 1", *(_milliseconds(costs.drafter[count]) for count in costs.target)])
-    heads = [f"{count} row{'s' * (count > 1)}" for count in costs.target]
-    return Table(("ms of a bare pass, tokens per row", *heads), lines)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.2f}"
+    """Shares of time with one column per arm of ours."""
+    breakdowns = {name: asdict(found.breakdown) for name, found in report.results.items() if found.breakdown}
+    parts = next(iter(breakdowns.values()))
+    rows = [[PARTS.get(part, part), *(f"{one[part]:.2%}" for one in breakdowns.values())] for part in parts]
+    return Table(("share of wall time", *(label(name, report) for name in breakdowns)), rows)
 
 
 def notes(report: SpeedReport) -> list[str]:
     """Remarks on how to read the tables."""
-    costs = report.costs
     lines = ["tokens/s and ratio: medians over rounds; overall: of all tokens over all seconds, learning included."]
-    lines.append(
-        f"Bare passes: rows of {costs.context} tokens; prefill of a prompt of {costs.prompt_tokens}: target "
-        f"{_milliseconds(costs.reading_target)} ms, drafter {_milliseconds(costs.reading_drafter)} ms."
-    )
     logged = report.results.get("logged")
     if logged and logged.breakdown:
         share = sum(getattr(logged.breakdown, part) for part in RECORDS)

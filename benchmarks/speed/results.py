@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import hypot
 from statistics import fmean, median, quantiles, stdev
 
-from benchmarks.speed.roofline import Costs, compute_roofline
 from benchmarks.speed.work import MeasuredRound, Work
 
 DISTRIBUTION_ERRORS = 4.0  # standard errors between two means from which the distributions count as different
@@ -48,19 +47,6 @@ class Breakdown:
     versions: float
     drift: float
     rest: float  # all other time, such as prompt handling, the loop, and making events
-    translation_per_target_step: float  # time of translation divided by that of bare target passes of one token per row
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """Efficiency of a pipeline arm relative to its roofline."""
-
-    value: Quartiles  # seconds of the roofline divided by those of the arm, prefill included in both
-    blocks: float  # seconds of the roofline without prefill, divided by those of the arm
-    # reading, drafting, verifying: seconds of prefill, drafting and verification in the roofline, over all rounds
-    reading: float
-    drafting: float
-    verifying: float
 
 
 @dataclass(frozen=True)
@@ -82,9 +68,7 @@ class ArmResults:
     # surprisal under the target's distribution, None when greedy. Arms that sample from the target's distribution
     # agree within errors.
     nats_per_token: Mean | None
-    # efficiency, breakdown: results of the time measurement; None for arms that are not ours
-    efficiency: Efficiency | None
-    breakdown: Breakdown | None
+    breakdown: Breakdown | None  # None for arms that are not ours
 
 
 def quartiles(values: Sequence[float], overall: float) -> Quartiles:
@@ -108,7 +92,6 @@ def same_distribution(one: Mean | None, other: Mean | None) -> bool:
 def summarize_rounds(
     own: Sequence[MeasuredRound],
     reference: Sequence[MeasuredRound],
-    costs: Costs | None,
     *,
     greedy: bool,
     widest_difference: float | None = None,
@@ -117,7 +100,6 @@ def summarize_rounds(
 
     Args:
         own, reference: rounds of the two arms.
-        costs: costs of bare forward passes; None if no arm is ours.
         greedy: whether equal tokens are expected.
         widest_difference: as in `ArmResults`.
     """
@@ -135,8 +117,7 @@ def summarize_rounds(
         acceptance_rate=_acceptance(own),
         block_efficiency=tokens / blocks if blocks else None,
         nats_per_token=mean(nats) if nats else None,
-        efficiency=_efficiency(own, works, costs) if works and costs else None,
-        breakdown=_breakdown(works, seconds, costs) if works and costs else None,
+        breakdown=_breakdown(works, seconds) if works else None,
     )
 
 
@@ -168,25 +149,11 @@ def _acceptance(rounds: Sequence[MeasuredRound]) -> float | None:
     return sum(work.accepted for work in works) / judged if judged else None
 
 
-def _efficiency(own: Sequence[MeasuredRound], works: Sequence[Work], costs: Costs) -> Efficiency:
-    rooflines = [compute_roofline(work, costs) for work in works]
-    seconds = sum(one.seconds for one in own)
-    reading, drafting, verifying = (
-        sum(parts) for parts in zip(*((one.reading, one.drafting, one.verifying) for one in rooflines), strict=True)
-    )
-    shares = [roofline.seconds / one.seconds for roofline, one in zip(rooflines, own, strict=True)]
-    overall = (reading + drafting + verifying) / seconds
-    return Efficiency(quartiles(shares, overall), (drafting + verifying) / seconds, reading, drafting, verifying)
-
-
-def _breakdown(works: Sequence[Work], seconds: float, costs: Costs) -> Breakdown:
+def _breakdown(works: Sequence[Work], seconds: float) -> Breakdown:
     parts = ("decode", "translate", "verify", "learning", "log", "versions", "drift")
     shares = {part: sum(getattr(work, part) for work in works) / seconds for part in parts}
-    steps = [step for work in works for step in work.steps]
-    one_token_each = sum(costs.target_pass(len(step.proposed), len(step.proposed)) for step in steps)
-    translation = sum(work.translate for work in works) / one_token_each
     rest = 1 - sum(shares.values())
     parallel = {
         part: sum(getattr(work, part) for work in works) / seconds for part in ("learning_beside", "log_beside")
     }
-    return Breakdown(**shares, **parallel, rest=rest, translation_per_target_step=translation)
+    return Breakdown(**shares, **parallel, rest=rest)

@@ -18,7 +18,6 @@ from pipeline.reports.terminal import make_console, require_file, stderr_console
 from store.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchmarks.studies.paper.panels import PlotFile
     from benchmarks.studies.paper.report import BlockResults, Section
     from benchmarks.studies.runner import StudyPlan
 
@@ -60,7 +59,7 @@ def study_paper(
     along the stream, **9** growth of the cache. 7 and 9 show the runs of table 4, 8 those of table 5.
 
     Finished runs are saved, and the same command resumes with the missing ones; give --quick a folder of its own with
-    --out. --markdown writes a page, with plots in a file of the same name. Only ratios between arms can be compared:
+    --out. --markdown writes a page. Only ratios between arms can be compared:
     models, hardware and the definition of the rates differ.
     """
     chosen = _choose(table, paper_figure)
@@ -75,8 +74,7 @@ def study_paper(
     ]
     for block, _ in plans:
         block.study.check(given)
-    blocks = _measure(chosen, plans, out or Path("runs", _name_folder(chosen)), jobs)
-    _report(chosen, blocks, out or Path("runs", _name_folder(chosen)), markdown)
+    _report(chosen, _measure(chosen, plans, out or Path("runs", _name_folder(chosen)), jobs), markdown)
 
 
 def _choose(table: str | None, paper_figure: str | None) -> PaperTable | PaperFigure:
@@ -172,35 +170,18 @@ def _collect(block: PaperBlock, plan: "StudyPlan", file: Any) -> "BlockResults":
 def _report(
     chosen: PaperTable | PaperFigure,
     blocks: Sequence["BlockResults"],
-    folder: Path,
     page: Path | None,
 ) -> None:
-    """Print the results, write the file of panels, and the page with its plots."""
-    from benchmarks.plots.paper import draw, read_panels
-    from benchmarks.studies.paper.panels import PlotFile
-    from benchmarks.studies.paper.plots import draw_figure, draw_table
-    from benchmarks.studies.paper.report import list_measured, make_curve_table, make_sections, to_markdown
-
-    words = f"{chosen.number}: {chosen.title}", chosen.remark, typed_command(), time.strftime("%Y-%m-%d")
-    if isinstance(chosen, PaperFigure):
-        plots = PlotFile(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks), list_measured(blocks))
-        tables = [make_curve_table(panel) for panel in plots.panels]
-        sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", tables)]
-    else:
-        plots = PlotFile(f"Table {words[0]}", *words[1:], draw_table(blocks), list_measured(blocks))
-        sections = make_sections(blocks)
-    panels = plots.write(folder, f"figure-{chosen.number}" if isinstance(chosen, PaperFigure) else "table")
-    _print(plots, blocks, sections)
-    if page is not None:
-        image = page.with_suffix(".svg")
-        draw(*read_panels(panels), image)
-        page.write_text(to_markdown(plots, image.name, blocks, sections), encoding="utf-8")
-
-
-def _print(plots: "PlotFile", blocks: Sequence["BlockResults"], sections: Sequence["Section"]) -> None:
-    from benchmarks.studies.paper.report import describe
+    """Print the results, and write them as a page."""
+    from benchmarks.studies.paper.curves import make_curve_tables
+    from benchmarks.studies.paper.report import describe, make_sections, to_markdown
     from benchmarks.studies.report import as_rich
 
+    if isinstance(chosen, PaperFigure):
+        title = f"Figure {chosen.number}: {chosen.title}"
+        sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", make_curve_tables(chosen, blocks))]
+    else:
+        title, sections = f"Table {chosen.number}: {chosen.title}", make_sections(blocks)
     console = make_console(PIPE_COLUMNS)
     for line in describe(blocks):
         console.print(line, markup=False, highlight=False)
@@ -208,4 +189,7 @@ def _print(plots: "PlotFile", blocks: Sequence["BlockResults"], sections: Sequen
         console.rule(heading, align="left")
         for one in tables:
             console.print(as_rich(one))
-    console.print(plots.remark, style="dim", markup=False, highlight=False)
+    console.print(chosen.remark, style="dim", markup=False, highlight=False)
+    if page is not None:
+        date = time.strftime("%Y-%m-%d")
+        page.write_text(to_markdown(title, chosen.remark, typed_command(), date, blocks, sections), encoding="utf-8")

@@ -7,7 +7,6 @@ from textwrap import fill
 from benchmarks.command import command_block
 from benchmarks.studies.metrics import NONE, Metric, format_estimate, last_fifth, whole
 from benchmarks.studies.paper.blocks import CacheSize, PaperBlock
-from benchmarks.studies.paper.panels import Panel, PlotFile
 from benchmarks.studies.records import Record
 from benchmarks.studies.report import Results, circumstances, of_rates
 from benchmarks.studies.runner import StudyPlan
@@ -15,7 +14,6 @@ from pipeline.reports.tables import Table
 
 WIDTH = 100  # columns of a page's text
 Section = tuple[str, Sequence[Table]]  # heading and tables
-POINTS = 8  # of a curve in a table
 
 
 @dataclass(frozen=True)
@@ -166,55 +164,12 @@ def describe(blocks: Sequence[BlockResults]) -> list[str]:
     return list(lines)
 
 
-def list_measured(blocks: Sequence[BlockResults]) -> list[str]:
-    """Sentences on models, prompts and seeds, for a reader who sees the plots alone."""
-    plan = blocks[0].plan
-    sizes = sorted({prompts for one in blocks for prompts in _count_prompts(one)})
-    samplings = [one.plan.base_config().sampling for one in blocks]
-    temperatures = dict.fromkeys(f"{sampling.temperature:g}" for sampling in samplings)
-    seeds = f"{plan.seeds} seeds" if plan.seeds > 1 else "one seed, so that small differences may be chance"
-    return [
-        f"Measured with the target {' and '.join(plan.targets)} and the drafter {plan.config.drafter}.",
-        f"{' or '.join(map(str, sizes)) or 'No'} prompts per run, up to "
-        f"{samplings[0].max_new_tokens} tokens each, temperature {' or '.join(temperatures)}; {seeds}.",
-    ]
-
-
-def _count_prompts(results: BlockResults) -> set[int]:
-    """Numbers of prompts of the runs of a block."""
-    return {record.segments[-1] for one in results.by_target for own in one.by_arm.values() for record in own}
-
-
-def make_curve_table(panel: Panel) -> Table:
-    """The curves of a panel at some of their points, the first and the last among them."""
-    longest = max((series.at for series in panel.series), key=len, default=())
-    places = sorted({round(step * (len(longest) - 1) / (POINTS - 1)) for step in range(POINTS)}) if longest else []
-    rows = [
-        (series.name, *(_format_point(series.at, series.values, longest[place]) for place in places))
-        for series in panel.series
-    ]
-    heads = (panel.value, *(f"{panel.across} {longest[place]:,.0f}" for place in places))
-    return Table(heads, rows, panel.title or panel.value)
-
-
-def _format_point(at: Sequence[float], values: Sequence[float | None], wanted: float) -> str:
-    """The value at the last point up to `wanted`, if the curve is that long."""
-    found = [value for place, value in zip(at, values, strict=True) if place <= wanted]
-    value = found[-1] if found and wanted <= at[-1] else None
-    return NONE if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
-
-
-def to_markdown(plots: PlotFile, image: str | None, blocks: Sequence[BlockResults], sections: Sequence[Section]) -> str:
-    """The report as a page, with command, date, the plots if they were drawn, and all tables."""
-    parts = [
-        f"# {plots.title}",
-        f"Measured on {plots.date}.",
-        command_block(plots.command),
-        fill(plots.remark, WIDTH),
-    ]
+def to_markdown(
+    title: str, remark: str, command: str, date: str, blocks: Sequence[BlockResults], sections: Sequence[Section]
+) -> str:
+    """The report as a page, with command, date and all tables."""
+    parts = [f"# {title}", f"Measured on {date}.", command_block(command), fill(remark, WIDTH)]
     parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
-    if image:
-        parts.append(f"![{plots.title}]({image})")
     for heading, tables in sections:
         parts.append(f"## {heading[0].upper()}{heading[1:]}")
         parts += [f"**{one.title}**\n\n{one.markdown()}" for one in tables]
