@@ -1,4 +1,4 @@
-"""Contents of the memory: contexts of target tokens and their continuations, from a run's checkpoint or last version.
+"""Contents of the memory: contexts of target tokens and their continuations, from the last version of a target.
 
 The memory stores contexts as hashes. They are spelt by the hashes of all tokens that were emitted according to the
 log, so a context that reaches into a prompt, or lies before the newest prompts that are read, has no spelling.
@@ -8,7 +8,6 @@ Shapes: U contexts, C continuations of each, E emitted tokens.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from dashboards.web.queries.memory import MOST_PROMPTS, SHOWN, spell_tokens
-from dashboards.web.queries.tables import find_version_files, rows
-from store.errors import OmnidraftError
-from store.log.manifest import read_manifest
+from dashboards.web.queries.tables import read_version_files
 from store.query.log_reader import LogReader
 from store.query.views import quote_text
 
 MEMORY_FILE = "memory.safetensors"  # in the folder of a version
-STATE, TENSORS = "state.json", "tensors.safetensors"  # in the folder of a checkpoint
 MOST_CONTEXTS = 200_000  # of a memory, the most seen ones: spelling takes about 5 microseconds each
 LONGEST = 8  # tokens of a context
 # As in stages/memory/ngram_table.py; a test compares the hashes.
@@ -45,17 +41,6 @@ _TEXTS = """
 """
 
 
-@dataclass(frozen=True)
-class HeldMemory:
-    """The memory of one target."""
-
-    run: str
-    target: str
-    file: str  # where it was read, relative to the run's folder
-    texts: int  # number of texts that were learned
-    arrays: Mapping[str, _Numbers]  # by the names of the table's arrays
-
-
 def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
     """List the contexts that the memories hold, the most seen first.
 
@@ -68,16 +53,16 @@ def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str 
         `entries` with the `context` as text (None without a spelling), its number of tokens `length`, how often it was
         `seen`, and `followed`, the text and count of each continuation; `total`, the number of entries that were found;
         `held`, one row per run and target with the numbers of `contexts`, of those `spelt`, and of `texts`, and the
-        `file`.
+        `version`.
     """
     entries: list[dict[str, Any]] = []
     held = []
-    for memory in _read_memories(log, folders):
-        found = _spell(log, memory)
-        named = {"run": memory.run, "target": memory.target}
+    for version, (texts, arrays) in read_version_files(log, folders, MEMORY_FILE, _read_memory):
+        named = {"run": version["run"], "target": version["target"]}
+        found = _spell(log, named, arrays)
         spelt = sum(entry["context"] is not None for entry in found)
-        contexts = len(memory.arrays["hashes"])
-        held.append({**named, "contexts": contexts, "spelt": spelt, "texts": memory.texts, "file": memory.file})
+        counts = {"contexts": len(arrays["hashes"]), "spelt": spelt, "texts": texts}
+        held.append({**named, **counts, "version": version["version"]})
         entries += [{**named, **entry} for entry in found if _contains(entry, search.lower())]
     entries.sort(key=lambda entry: (-entry["seen"], -(entry["length"] or 0), entry["context"] or ""))
     return {"entries": entries[:SHOWN], "total": len(entries), "held": held}
@@ -106,14 +91,14 @@ def hash_contexts(tokens_E: _Numbers, starts_E: _Numbers) -> Iterator[tuple[_Num
         yield places_E[inside_E], values_E[inside_E]
 
 
-def _spell(log: LogReader, memory: HeldMemory) -> list[dict[str, Any]]:
-    named = {"run": quote_text(memory.run), "target": quote_text(memory.target)}
-    texts = {row["token"]: row["content"] for row in log.select(_TEXTS.format(**named)).to_pylist()}
-    emitted = log.select(_EMITTED.format(**named, prompts=MOST_PROMPTS))
+def _spell(log: LogReader, named: Mapping[str, str], arrays_U: Mapping[str, _Numbers]) -> list[dict[str, Any]]:
+    quoted = {name: quote_text(text) for name, text in named.items()}
+    texts = {row["token"]: row["content"] for row in log.select(_TEXTS.format(**quoted)).to_pylist()}
+    emitted = log.select(_EMITTED.format(**quoted, prompts=MOST_PROMPTS))
     tokens_E, offsets_E = (emitted.column(name).to_numpy() for name in ("token", "offset"))
-    ends = _find_ends(memory.arrays["hashes"], tokens_E, offsets_E)
-    arrays = {name: array.tolist() for name, array in memory.arrays.items()}
-    order = np.argsort(-memory.arrays["totals"].astype(np.int64), kind="stable")[:MOST_CONTEXTS]
+    ends = _find_ends(arrays_U["hashes"], tokens_E, offsets_E)
+    arrays = {name: array.tolist() for name, array in arrays_U.items()}
+    order = np.argsort(-arrays_U["totals"].astype(np.int64), kind="stable")[:MOST_CONTEXTS]
     found = []
     for slot in order.tolist():
         end, length = ends.get(arrays["hashes"][slot], (0, None))
@@ -139,52 +124,15 @@ def _find_ends(hashes_U: _Numbers, tokens_E: _Numbers, offsets_E: _Numbers) -> d
     return found
 
 
-def _read_memories(log: LogReader, folders: Mapping[str, Path]) -> Iterator[HeldMemory]:
-    """Yield the memory of each run and target: of the checkpoint, or of the last version whose folder has one."""
-    versions = list(find_version_files(log, folders, MEMORY_FILE))
-    for run in dict.fromkeys(row["run"] for row in rows(log.select("SELECT DISTINCT run FROM prompts ORDER BY run"))):
-        found = list(_read_checkpoint(run, folders[run]))
-        yield from found
-        done = {memory.target for memory in found}
-        for row, path in versions:
-            if row["run"] == run and row["target"] not in done:
-                done.add(row["target"])
-                yield from _read_version(run, row["target"], path, f"{row['folder']}/{MEMORY_FILE}")
-
-
-def _read_version(run: str, target: str, path: Path, shown: str) -> Iterator[HeldMemory]:
+def _read_memory(path: Path) -> tuple[int, Mapping[str, _Numbers]] | None:
+    """Return the number of texts that were learned, and the table's arrays; None if it cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
             texts = int(json.loads((file.metadata() or {})["memory"])["clock"])
-            arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+            saved = {name: file.get_tensor(name) for name in _ARRAYS}
     except (OSError, SafetensorError, KeyError, ValueError, TypeError):
-        return
-    yield HeldMemory(run, target, shown, texts, _to_unsigned(arrays))
-
-
-def _read_checkpoint(run: str, folder: Path) -> Iterator[HeldMemory]:
-    """Yield the memories of a run that can be resumed; none where the checkpoint is replaced meanwhile."""
-    try:
-        checkpoint = read_manifest(folder).checkpoint
-        if checkpoint is None:
-            return
-        place = folder / checkpoint.folder
-        runners = json.loads((place / STATE).read_bytes())["state"]["loop"]["runners"]
-        found = []
-        with safe_open(place / TENSORS, framework="numpy") as file:
-            for target, runner in runners.items():
-                table = runner["stages"][0]["memory"]["table"]
-                if table:
-                    arrays = {name: file.get_tensor(str(table["arrays"][name]["$"][1])) for name in _ARRAYS}
-                    found.append((target, int(table["sizes"][1]), _to_unsigned(arrays)))
-    except (OmnidraftError, OSError, SafetensorError, KeyError, ValueError, TypeError):
-        return
-    for target, texts, arrays in found:
-        yield HeldMemory(run, target, f"{checkpoint.folder}/{TENSORS}", texts, arrays)
-
-
-def _to_unsigned(arrays: Mapping[str, _Numbers]) -> dict[str, _Numbers]:
-    """The arrays as the table has them: files have signed numbers. Contexts of tenants have no place in a list."""
-    found = {name: array.view(array.dtype.str.replace("i", "u")) for name, array in arrays.items() if name != "tokens"}
-    shared_U = found["scopes"] == 0
-    return {name: array[shared_U] for name, array in {**found, "tokens": arrays["tokens"]}.items()}
+        return None
+    unsigned = {name: one.view(one.dtype.str.replace("i", "u")) for name, one in saved.items() if name != "tokens"}
+    arrays = {**saved, **unsigned}  # as the table has them
+    shared_U = arrays["scopes"] == 0  # contexts of tenants have no place in a list
+    return texts, {name: array[shared_U] for name, array in arrays.items()}

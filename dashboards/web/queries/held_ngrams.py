@@ -1,6 +1,6 @@
 """What the n-gram cache holds: the entries of each target's last version, by their spelling."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dashboards.web.queries.memory import SHOWN, spell_tokens
-from dashboards.web.queries.tables import find_version_files, rows
+from dashboards.web.queries.tables import read_version_files, rows
 from dashboards.web.queries.tokens import visible
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
 from store.registry.ngram_file import SavedNgram, list_ngrams
-
-_Cache = tuple[dict[str, Any], list[SavedNgram]]
 
 NGRAM_FILE = "ngrams.parquet"  # in the folder of a version
 TOKENIZER_FILE = "tokenizer.json"  # of the drafter, there too
@@ -43,9 +41,9 @@ def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> 
     Returns:
         `entries` with the `token` as text, the number of `uses` and of hits `judged` and `accepted`; `total`, the
         number of entries that were found; `held`, one row per run and target with the `version` that was read and its
-        number of `entries`. A version whose folder was pruned is passed over.
+        number of `entries`.
     """
-    caches = [*_read_caches(log, folders)]
+    caches = [*read_version_files(log, folders, NGRAM_FILE, _read_cache)]
     ids = sorted({token for _, found in caches for _, token, _ in found})
     texts = {_key_of(row): row["content"] for row in log.select(_TEXTS.format(tokens=ids)).to_pylist()}
     hits = {_key_of(row): row for row in rows(log.select(_HITS))}
@@ -59,8 +57,19 @@ def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> 
                 place = {"run": version["run"], "target": version["target"], "token": spelt, "pieces": list(pieces)}
                 entries.append({**place, "uses": uses, "judged": hit["judged"], "accepted": hit["accepted"]})
     entries.sort(key=lambda row: (-row["uses"], row["token"]))
-    held = [{**version, "entries": len(found)} for version, found in caches]
+    held = [{name: row[name] for name in ("run", "target", "version")} | {"entries": len(one)} for row, one in caches]
     return {"entries": add_spelling(entries[:SHOWN], log, folders), "total": len(entries), "held": held}
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["run"], row["target"], row["token"]
+
+
+def _read_cache(path: Path) -> list[SavedNgram] | None:
+    try:
+        return list_ngrams(path)
+    except CorruptError:
+        return None
 
 
 def add_spelling(entries: list[dict[str, Any]], log: LogReader, folders: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -68,50 +77,24 @@ def add_spelling(entries: list[dict[str, Any]], log: LogReader, folders: Mapping
 
     A piece is spelt as its id where no version's folder is left.
     """
-    places: dict[str, Path] = {}
-    for row, path in find_version_files(log, folders, TOKENIZER_FILE):
-        places.setdefault(row["run"], path)
-    spellers = {run: _make_speller(path) for run, path in places.items()}
+    tokenizers = {row["run"]: one for row, one in read_version_files(log, folders, TOKENIZER_FILE, _read_tokenizer)}
     return [
-        {**row, "spelt": [spellers.get(row["run"], _spell_as_id)(piece) for piece in row["pieces"]]} for row in entries
+        {**row, "spelt": [_spell_piece(tokenizers.get(row["run"]), piece) for piece in row["pieces"]]}
+        for row in entries
     ]
 
 
-def _spell_as_id(piece: int) -> str:
-    return f"#{piece}"
-
-
 @lru_cache(maxsize=8)
-def _make_speller(path: Path) -> Callable[[int], str]:
+def _read_tokenizer(path: Path) -> Tokenizer | None:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception:  # a damaged file raises many kinds of errors
-        return _spell_as_id
-
-    def spell(piece: int) -> str:
-        token: str | None = tokenizer.id_to_token(piece)
-        if token is None:
-            return _spell_as_id(piece)
-        text = token.replace(_SPACE, " ") if _SPACE in token else tokenizer.decode([piece], skip_special_tokens=False)
-        return visible(text or token).replace("\n", "")
-
-    return spell
+        return None
 
 
-def _read_caches(log: LogReader, folders: Mapping[str, Path]) -> Iterator[_Cache]:
-    """Yield the last version of each run and target whose cache can be read, and its entries."""
-    done = set()
-    for row, path in find_version_files(log, folders, NGRAM_FILE):
-        line = row["run"], row["target"]
-        if line in done:
-            continue
-        try:
-            found = list_ngrams(path)
-        except CorruptError:
-            continue
-        done.add(line)
-        yield {"run": row["run"], "target": row["target"], "version": row["version"]}, found
-
-
-def _key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["run"], row["target"], row["token"]
+def _spell_piece(tokenizer: Tokenizer | None, piece: int) -> str:
+    token: str | None = tokenizer.id_to_token(piece) if tokenizer else None
+    if tokenizer is None or token is None:
+        return f"#{piece}"
+    text = token.replace(_SPACE, " ") if _SPACE in token else tokenizer.decode([piece], skip_special_tokens=False)
+    return visible(text or token).replace("\n", "")

@@ -1,9 +1,9 @@
 """Tables of the log as JSON values: rows of a query, and lists of prompts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from store.errors import QueryError, UsageError
 from store.query.exports import export_rows
@@ -14,6 +14,8 @@ from store.query.views import quote_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Content = TypeVar("Content")
 
 EXACT = 2**53  # largest integer up to which JavaScript represents all integers exactly
 SHOWN = 1000  # rows of a query that are sent
@@ -82,14 +84,19 @@ def read_datasets(log: LogReader) -> list[dict[str, Any]]:
     return rows(log.select(_DATASETS))
 
 
-def find_version_files(
-    log: LogReader, folders: Mapping[str, Path], name: str
-) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Yield the versions whose folder has a file with this name, and its path; of each target the newest first."""
+def read_version_files(
+    log: LogReader, folders: Mapping[str, Path], name: str, read: Callable[[Path], Content | None]
+) -> Iterator[tuple[Mapping[str, Any], Content]]:
+    """Yield of each run and target the newest version whose file of this name can be read, and what `read` returns.
+
+    A version whose folder was pruned is passed over, and one for whose file `read` returns None.
+    """
+    done = set()
     for row in rows(log.select(_VERSIONS)):
-        path = folders[row["run"]] / row["folder"] / name
-        if path.is_file():
-            yield row, path
+        line, path = (row["run"], row["target"]), folders[row["run"]] / row["folder"] / name
+        if line not in done and path.is_file() and (content := read(path)) is not None:
+            done.add(line)
+            yield row, content
 
 
 def read_catalog() -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """How the target's tokens are spelt by the drafter's pieces, from the report that a run writes at its start."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
 
 from dashboards.web.queries.tables import rows
 from store.query.log_reader import LogReader
@@ -11,7 +12,6 @@ from store.query.log_reader import LogReader
 VOCABULARY = "vocabulary.json"  # in the folder of a run, as `omnidraft vocab --json` without a text
 MOST_BYTES = 32 << 20
 MOST_SPECIALS = 100
-_SIZES = ("target_size", "drafter_size", "direct", "unspelt", "silent")
 _MEANT = ("role", "name")  # special tokens that mean something to the drafter
 
 _JUDGED = """
@@ -21,6 +21,23 @@ _JUDGED = """
     WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model' AND pieces_count > 0 GROUP BY ALL
 """
 _NOTHING = "This run's folder has no report on its vocabularies. The command omnidraft vocab TARGET DRAFTER prints it."
+
+
+class _Report(BaseModel):
+    """What `omnidraft vocab` reports on a target and a drafter."""
+
+    target: str
+    drafter: str
+    target_size: int
+    drafter_size: int
+    direct: int
+    unspelt: int
+    silent: int
+    ngrams: dict[str, int]
+    specials: list[dict[str, Any]]
+
+
+_REPORTS = TypeAdapter(list[_Report])
 
 
 def read_vocabularies(log: LogReader, folders: Mapping[str, Path], runs: Sequence[str]) -> dict[str, Any]:
@@ -45,39 +62,29 @@ def read_vocabularies(log: LogReader, folders: Mapping[str, Path], runs: Sequenc
     return {"pairs": pairs, "story": story}
 
 
-def _read_reports(folder: Path) -> list[dict[str, Any]]:
-    """The reports in a run's folder; those that are not what a run writes are passed over."""
+def _read_reports(folder: Path) -> list[_Report]:
+    """The reports in a run's folder; none if the file is not what a run writes."""
     path = folder / VOCABULARY
     try:
-        found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_BYTES else []
-    except (OSError, ValueError, RecursionError):
+        return _REPORTS.validate_json(path.read_bytes()) if path.stat().st_size <= MOST_BYTES else []
+    except (OSError, ValueError):
         return []
-    return [report for report in found if _is_report(report)] if isinstance(found, list) else []
 
 
-def _is_report(report: Any) -> bool:
-    return (
-        isinstance(report, dict)
-        and all(isinstance(report.get(name), int) for name in _SIZES)
-        and all(isinstance(report.get(name), str) for name in ("target", "drafter"))
-        and isinstance(report.get("ngrams"), dict)
-        and all(isinstance(count, int) for count in report["ngrams"].values())
-        and isinstance(report.get("specials"), list)
-        and all(isinstance(one, dict) for one in report["specials"])
-    )
-
-
-def _describe_pair(run: str, report: Mapping[str, Any], judged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    mine = [row for row in judged if (row["run"], row["target"]) == (run, report["target"])]
-    bands: dict[str, tuple[int, tuple[int, float]]] = {"one piece (direct)": (report["direct"], (1, 1))}
-    bands |= {f"{band} pieces": (count, _ends_of(band)) for band, count in report["ngrams"].items()}
-    classes = [_count_class(name, count, report, mine, ends) for name, (count, ends) in bands.items()]
-    classes.append(_count_class("not spelt", report["unspelt"], report, [], (0, 0)))
-    classes.append(_count_class("never proposed", report["silent"], report, [], (0, 0)))
-    specials = sorted(report["specials"], key=lambda one: one.get("how") not in _MEANT)  # keeps the order of ids
-    named = {name: report[name] for name in ("target", "drafter", "target_size", "drafter_size", "direct", "unspelt")}
-    counts = {"ngrams": sum(report["ngrams"].values()), "specials_total": len(specials)}
-    return {"run": run, **named, **counts, "classes": classes, "specials": specials[:MOST_SPECIALS]}
+def _describe_pair(run: str, report: _Report, judged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    mine = [row for row in judged if (row["run"], row["target"]) == (run, report.target)]
+    bands: dict[str, tuple[int, tuple[int, float]]] = {"one piece (direct)": (report.direct, (1, 1))}
+    bands |= {f"{band} pieces": (count, _ends_of(band)) for band, count in report.ngrams.items()}
+    bands |= {"not spelt": (report.unspelt, (0, 0)), "never proposed": (report.silent, (0, 0))}
+    classes = []
+    for name, (count, (least, most)) in bands.items():
+        used = [row for row in mine if least <= row["pieces"] <= most]
+        counts = {key: sum(row[key] for row in used) for key in ("judged", "accepted")}
+        classes.append({"name": name, "count": count, "share": count / max(1, report.target_size), **counts})
+    specials = sorted(report.specials, key=lambda one: one.get("how") not in _MEANT)  # keeps the order of ids
+    counts = {"ngrams": sum(report.ngrams.values()), "specials_total": len(specials)}
+    lists = {"classes": classes, "specials": specials[:MOST_SPECIALS]}
+    return {"run": run, **report.model_dump(exclude={"silent"}), **counts, **lists}
 
 
 def _ends_of(band: str) -> tuple[int, float]:
@@ -86,15 +93,6 @@ def _ends_of(band: str) -> tuple[int, float]:
     if not first.isdecimal() or (last and not last.isdecimal()):
         return (0, 0)
     return int(first), float("inf") if band.endswith("+") else int(last or first)
-
-
-def _count_class(
-    name: str, count: int, report: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], ends: tuple[int, float]
-) -> dict[str, Any]:
-    mine = [row for row in judged if ends[0] <= row["pieces"] <= ends[1]]
-    share = count / report["target_size"] if report["target_size"] else None
-    used = {key: sum(row[key] for row in mine) for key in ("judged", "accepted")}
-    return {"name": name, "count": count, "share": share, **used}
 
 
 def _summarize(pair: Mapping[str, Any]) -> str:

@@ -54,8 +54,8 @@ const holding = element("holding");
 async function showHeld(again) {
   const found = await question("memory/held", { parameters: { search: holding.elements.search.value }, again });
   if (!found) return;
-  const held = found.held.map((row) => `${runs.length > 1 ? `${row.run}: ` : ""}${whole(row.contexts)} contexts of ${whole(row.texts)} texts, ${percent(row.contexts ? row.spelt / row.contexts : 0)} of them spelt (${row.file})`).join("; ");
-  element("held-shown").textContent = held ? `${held}. ${found.total > found.entries.length ? `The ${whole(found.entries.length)} most seen of ` : ""}${whole(found.total)} found.` : "The run's folder has no memory, in a checkpoint or in a version.";
+  const held = found.held.map((row) => `${runs.length > 1 ? `${row.run}: ` : ""}${whole(row.contexts)} contexts of ${whole(row.texts)} texts, ${percent(row.contexts ? row.spelt / row.contexts : 0)} of them spelt, in version ${row.version}`).join("; ");
+  element("held-shown").textContent = held ? `${held}. ${found.total > found.entries.length ? `The ${whole(found.entries.length)} most seen of ` : ""}${whole(found.total)} found.` : "No version of the run holds a memory.";
   table(element("held"), [
     ...run, { title: "context", of: (row) => (row.context === null ? make("i", { text: "no spelling" }) : quoted(row.context)), code: true },
     { title: "followed by", of: (row) => row.followed.map(([text, count]) => `“${text}” × ${whole(count)}`).join("  "), code: true },

@@ -1,7 +1,5 @@
 """The contexts that the memory page lists, compared with the memory itself."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +8,9 @@ from event_making import make_published
 from stream_making import decision, prompt, write
 
 from dashboards.web.queries.held_contexts import hash_contexts, list_held_contexts
-from stages.contract.snapshot import Snapshot
 from stages.drafting.costs import Costs
-from stages.memory.ngram_table import NgramTable, context_hashes, scope_of
+from stages.memory.ngram_table import context_hashes, scope_of
 from stages.memory.text_memory import TextMemory, TreeLimits, write_memory
-from store.log.checkpoint import write_checkpoint
-from store.log.manifest import edit_manifest
 from store.query.log_reader import LogReader
 
 TEXTS = [[5, 6, 7, 5, 6, 8], [5, 6, 7]]  # emitted tokens; the prompt is the token 9
@@ -36,20 +31,15 @@ def make_run(folder: Path, texts: list[list[int]] = TEXTS) -> Path:
     return write(folder, [*events, make_published(target="big", version=0, folder="versions/000000")])
 
 
-def fill_table(table: NgramTable) -> NgramTable:
-    for tokens in TEXTS:
-        table.learn([9, *tokens], begin=1)
-    table.learn([1, 2, 3], begin=1, scope=scope_of("somebody"))
-    return table
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = make_run(tmp_path / "run")
     costs = Costs(((1, 1.0), (2, 1.0)), ((1, 0.1),))
     memory = TextMemory(costs, TreeLimits(8, 2, 4), frozenset(), own=True, budget_bytes=1 << 16)
     assert memory.table is not None
-    fill_table(memory.table)
+    for tokens in TEXTS:
+        memory.table.learn([9, *tokens], begin=1)
+    memory.table.learn([1, 2, 3], begin=1, scope=scope_of("somebody"))
     (folder / "versions/000000").mkdir(parents=True)
     write_memory(folder / "versions/000000/memory.safetensors", memory, "ab")
     return folder
@@ -75,8 +65,7 @@ def test_contexts_have_their_spelling_and_what_followed(run: Path):
     found = list_contexts(run)
     assert found["total"] == 18, "12 of the emitted tokens alone, 6 that begin with the prompt's"
     assert found["held"] == [{
-        "run": "run", "target": "big", "contexts": 18, "spelt": 12, "texts": 3,
-        "file": "versions/000000/memory.safetensors",
+        "run": "run", "target": "big", "contexts": 18, "spelt": 12, "texts": 3, "version": 0,
     }]  # fmt: skip
     by_context = {entry["context"]: entry for entry in found["entries"]}
     assert by_context[" f"]["seen"] == 3
@@ -95,15 +84,5 @@ def test_entries_are_searched_across_context_and_continuation(run: Path):
     contexts = {entry["context"] for entry in list_contexts(run, " F G H")["entries"]}
     assert contexts == {" f g", " f g h", " f g h f", " f g h f g"}, "the first is continued by the last token"
     assert list_contexts(run, "'%")["entries"] == []
-
-
-def test_a_checkpoint_is_read_before_a_version(run: Path):
-    saved = fill_table(NgramTable(1 << 16)).state_dict()
-    table = {"sizes": (saved["sizes"][0], 7), "arrays": saved["arrays"]}
-    state = {"loop": {"runners": {"big": {"stages": [{"memory": {"table": table}}]}}}}
-    checkpoint = write_checkpoint(run, 1, Snapshot(state).files())
-    edit_manifest(run, lambda manifest: replace(manifest, checkpoint=checkpoint))
-    (row,) = list_contexts(run)["held"]
-    assert (row["texts"], row["file"]) == (7, "checkpoint/000001/tensors.safetensors")
-    (run / "checkpoint/000001/state.json").write_text(json.dumps({"state": {}}))
-    assert list_contexts(run)["held"][0]["file"] == "versions/000000/memory.safetensors"
+    (run / "versions/000000/memory.safetensors").write_bytes(b"no tensors")
+    assert list_contexts(run) == {"entries": [], "total": 0, "held": []}
