@@ -241,8 +241,7 @@ class LLM:
         params = self._make_params(values)
         if source and params.ignore_eos:
             raise ConfigError("ignore_eos must be False with a response_format, which ends by itself, got True")
-        grammar = self._open.compile_grammar(source) if source else None
-        return GenerationRequest(f"request-{next(self._numbers)}", prompt, params, grammar=grammar)
+        return GenerationRequest(f"request-{next(self._numbers)}", prompt, params, grammar=source)
 
     def _make_params(self, values: dict[str, Any]) -> SamplingParams:
         if unknown := values.keys() - PARAMETERS:

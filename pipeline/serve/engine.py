@@ -6,7 +6,7 @@ One thread runs it. Between two blocks it ends cancelled and overdue requests, a
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from typing_extensions import override
@@ -35,66 +35,10 @@ from store.errors import ConfigError
 LOG = logging.getLogger("omnidraft.serve")
 
 IDLE_SECONDS = 0.5  # between two checks while there are no requests
+GRAMMARS = 64  # compiled ones that are kept
 
 
-class RequestEncoder(Engine):
-    """The half of an engine that tokenises texts and conversations. May be called from any thread."""
-
-    def __init__(self, models: Models, conversation: Conversation) -> None:
-        self._models, self._conversation, self._vocabulary = models, conversation, models.target_vocabulary
-        self._max_length = models.target.max_length - 1  # of a prompt, in target tokens
-        self._names = {token: name for name, token in self._vocabulary.specials.items()}
-
-    @property
-    @override
-    def vocabulary_size(self) -> int:
-        return self._vocabulary.size
-
-    @override
-    def encode(self, text: str) -> EncodedPrompt:
-        self._check_characters(len(text))
-        return self._check_length(text, self._vocabulary.encode(text), self._models.drafter_vocabulary.encode(text))
-
-    @override
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> EncodedPrompt:
-        try:
-            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters, tools)
-        except ConfigError as error:
-            raise UnfitPromptError(str(error)) from error
-        return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)
-
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        return GrammarCompiler(self._vocabulary.token_bytes, self._vocabulary.spell, self._models.eos_ids)
-
-    @override
-    def compile_grammar(self, source: GrammarSource) -> Grammar:
-        return self._grammars.compile(source)
-
-    @override
-    def decode_token(self, token: int) -> bytes:
-        return self._vocabulary.bytes_of(token) or self._names.get(token, "").encode()
-
-    def _check_characters(self, characters: int) -> None:
-        """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""
-        fewest = self._vocabulary.fewest_tokens(characters)
-        if fewest > self._max_length:
-            raise self._length_error(f"{fewest} or more")
-
-    def _check_length(self, text: str, tokens: list[int], pieces: list[int]) -> EncodedPrompt:
-        if not 0 < len(tokens) <= self._max_length:
-            raise self._length_error(f"{len(tokens)}")
-        if not pieces:
-            raise UnfitPromptError("a prompt must have a token of the drafter, got none")
-        return EncodedPrompt(text, tuple(tokens), tuple(self._models.clip_prompt(pieces)))
-
-    def _length_error(self, got: str) -> UnfitPromptError:
-        return UnfitPromptError(f"a prompt must have 1 to {self._max_length} of the target's tokens, got {got}")
-
-
-class LiveEngine(RequestEncoder):
+class LiveEngine(Engine):
     """An engine that runs the loop of one target on a thread of its own.
 
     Args:
@@ -122,12 +66,65 @@ class LiveEngine(RequestEncoder):
         threads: int,
         reader: PromptReader | None = None,
     ) -> None:
-        super().__init__(models, conversation)
+        self._models, self._conversation, self._vocabulary = models, conversation, models.target_vocabulary
+        self._max_length = models.target.max_length - 1  # of a prompt, in target tokens
+        self._names = {token: name for name, token in self._vocabulary.specials.items()}
         self._queue, self._loop, self._runner = queue, loop, runner
         self._events, self._committer, self._learner = events, committer, learner
         self._threads, self._reader = threads, reader
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return self._vocabulary.size
+
+    @override
+    def encode(self, text: str) -> EncodedPrompt:
+        self._check_characters(len(text))
+        return self._check_length(text, self._vocabulary.encode(text), self._models.drafter_vocabulary.encode(text))
+
+    @override
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> EncodedPrompt:
+        try:
+            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters, tools)
+        except ConfigError as error:
+            raise UnfitPromptError(str(error)) from error
+        return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)
+
+    @override
+    def compile_grammar(self, source: GrammarSource) -> None:
+        self.find_grammar(source)
+
+    @cached_property
+    def find_grammar(self) -> Callable[[GrammarSource], Grammar]:
+        """A function that returns a compiled grammar; the last ones are kept."""
+        vocabulary = self._vocabulary
+        compiler = GrammarCompiler(vocabulary.token_bytes, vocabulary.spell, self._models.eos_ids)
+        return lru_cache(GRAMMARS)(compiler.compile)
+
+    @override
+    def decode_token(self, token: int) -> bytes:
+        return self._vocabulary.bytes_of(token) or self._names.get(token, "").encode()
+
+    def _check_characters(self, characters: int) -> None:
+        """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""
+        fewest = self._vocabulary.fewest_tokens(characters)
+        if fewest > self._max_length:
+            raise self._length_error(f"{fewest} or more")
+
+    def _check_length(self, text: str, tokens: list[int], pieces: list[int]) -> EncodedPrompt:
+        if not 0 < len(tokens) <= self._max_length:
+            raise self._length_error(f"{len(tokens)}")
+        if not pieces:
+            raise UnfitPromptError("a prompt must have a token of the drafter, got none")
+        return EncodedPrompt(text, tuple(tokens), tuple(self._models.clip_prompt(pieces)))
+
+    def _length_error(self, got: str) -> UnfitPromptError:
+        return UnfitPromptError(f"a prompt must have 1 to {self._max_length} of the target's tokens, got {got}")
 
     def start(self) -> None:
         """Start the engine's thread, which accepts requests."""
@@ -135,7 +132,7 @@ class LiveEngine(RequestEncoder):
 
     @override
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
-        return self._queue.submit(request, listener)
+        return self._queue.submit(request, listener, self.find_grammar(request.grammar) if request.grammar else None)
 
     @override
     def read_status(self) -> EngineStatus:

@@ -28,7 +28,6 @@ from pipeline.serve.engine_worker import (
     EngineCall,
     EngineReady,
     EngineSetup,
-    GrammarHandle,
     RequestPart,
     run_engine,
 )
@@ -43,7 +42,7 @@ from pipeline.serve.messages import (
     Finish,
     GenerationRequest,
 )
-from stages.sampling.grammars import Grammar, GrammarSource
+from stages.sampling.grammars import GrammarSource
 from store.child import Child, ChildError, KeptChild, RestartBudget
 from store.errors import RunError
 from store.events import Event
@@ -141,9 +140,8 @@ class EngineProcess(Engine):
         return prompt
 
     @override
-    def compile_grammar(self, source: GrammarSource) -> Grammar:
+    def compile_grammar(self, source: GrammarSource) -> None:
         self._call("compile_grammar", source).result()
-        return GrammarHandle(source)
 
     @override
     def decode_token(self, token: int) -> bytes:
@@ -151,12 +149,11 @@ class EngineProcess(Engine):
 
     @override
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
-        grammar = request.grammar.source if isinstance(request.grammar, GrammarHandle) else None
         number = next(self._numbers)
         with self._lock:
             self._listeners[number] = listener
         try:
-            self._call("submit", number, replace(request, grammar=None), grammar).result(ANSWER_SECONDS)
+            self._call("submit", number, request).result(ANSWER_SECONDS)
         except BaseException as error:
             with self._lock:
                 self._listeners.pop(number, None)

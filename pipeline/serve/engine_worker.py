@@ -3,7 +3,6 @@ send each other.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -17,14 +16,12 @@ from pipeline.run.folder import CONFIG, is_unfinished, open_run
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Chunk, EngineStatus, GenerationRequest
 from pipeline.serve.run import ServerRun
-from stages.sampling.grammars import Grammar, GrammarSource
 from store.child import Parent, make_picklable
 from store.events import BlockDone, Drifted, Event, Recalled, Updated
 from store.log.run_log import Mirror
 
 COUNTED = (BlockDone, Updated, Drifted, Recalled)  # events that metrics count; others stay in the engine's process
 POLL_SECONDS = 0.25  # between two looks at an engine that may have stopped
-GRAMMARS = 64  # compiled ones that are kept
 
 
 @dataclass(frozen=True)
@@ -78,14 +75,6 @@ class RequestPart:
     chunk: Chunk
 
 
-class GrammarHandle(Grammar):
-    """A grammar that the engine's process has compiled."""
-
-    def __init__(self, source: GrammarSource) -> None:
-        super().__init__(None, ())
-        self.source = source
-
-
 class _Sender:
     """Sends lists of messages on a thread of its own, so that the engine never waits for the pipe."""
 
@@ -120,15 +109,13 @@ class _RequestHandler:
         self._engine, self._send = engine, send
         self._threads = ThreadPoolExecutor(2, "engine-encoding")
         self._cancels: dict[int, Callable[[], None]] = {}
-        self._grammars: OrderedDict[GrammarSource, Grammar] = OrderedDict()
 
     def handle(self, call: EngineCall) -> None:
         """Carry out a call, now or on another thread."""
         if call.method in ("submit", "cancel"):
             self._answer(call, getattr(self, f"_{call.method}"))
         else:
-            owner = self if call.method == "compile_grammar" else self._engine
-            self._threads.submit(self._answer, call, getattr(owner, call.method))
+            self._threads.submit(self._answer, call, getattr(self._engine, call.method))
 
     def _answer(self, call: EngineCall, method: Callable[..., Any]) -> None:
         try:
@@ -136,26 +123,13 @@ class _RequestHandler:
         except Exception as error:
             self._send(EngineAnswer(call.number, error=make_picklable(error)))
 
-    def compile_grammar(self, source: GrammarSource) -> None:
-        """Compile a grammar and keep it for the requests that follow."""
-        self._find_grammar(source)
-
-    def _find_grammar(self, source: GrammarSource) -> Grammar:
-        grammar = self._grammars.get(source) or self._engine.compile_grammar(source)
-        self._grammars[source] = grammar
-        if len(self._grammars) > GRAMMARS:
-            self._grammars.popitem(last=False)
-        return grammar
-
-    def _submit(self, number: int, request: GenerationRequest, grammar: GrammarSource | None) -> None:
+    def _submit(self, number: int, request: GenerationRequest) -> None:
         def send_chunk(chunk: Chunk) -> None:
             if chunk.finish:
                 self._cancels.pop(number, None)
                 self._send(self._engine.read_status())  # before the client hears of the end
             self._send(RequestPart(number, chunk))
 
-        if grammar:
-            request = replace(request, grammar=self._find_grammar(grammar))
         self._cancels[number] = lambda: None  # the first chunk may be the last
         cancel = self._engine.submit(request, send_chunk)
         if number in self._cancels:

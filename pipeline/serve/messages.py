@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from stages.prompts.prompt_reader import PrefixCounts
-from stages.sampling.grammars import Grammar, GrammarSource
+from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
 
@@ -71,7 +71,7 @@ class GenerationRequest:
     choice: int = 0  # index among the choices of its HTTP request; part of the seed
     # whose request it is: the API key of its client. The memory shows nothing of one tenant to another
     tenant: str = ""
-    grammar: Grammar | None = None  # what its text must follow; None for any text
+    grammar: GrammarSource | None = None  # what its text must follow; None for any text
     # names of special tokens that are part of its text; the target may have none of these tokens
     markers: tuple[str, ...] = ()
 
@@ -150,8 +150,8 @@ class Engine(Protocol):
         """
         ...
 
-    def compile_grammar(self, source: GrammarSource) -> Grammar:
-        """Compile a grammar for the target's vocabulary. Takes up to a second: call it off the event loop.
+    def compile_grammar(self, source: GrammarSource) -> None:
+        """Compile the grammar of a request that follows. Takes up to a second: call it off the event loop.
 
         Raises:
             ConfigError: it is not valid, or cannot be used.

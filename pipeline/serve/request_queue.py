@@ -17,7 +17,7 @@ from pipeline.recorder import shown_tokens
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
 from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
-from stages.sampling.grammars import GrammarTransform
+from stages.sampling.grammars import Grammar, GrammarTransform
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
@@ -39,10 +39,10 @@ class PendingRequest:
     listener: ChunkListener
     deadline: float  # time at which it must end, by the queue's clock
     text_stream: TextStream[int]
+    grammar: GrammarTransform | None  # one of the sequence's transforms
     offset: int = -1  # of its prompt in the stream; -1 while it is queued
     early_finish: Finish | None = None  # reason to end it early, once there is one
     sequence: SequenceState | None = None  # its state in the loop; None while it is queued
-    grammar: GrammarTransform | None = None  # one of the sequence's transforms
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -137,12 +137,13 @@ class RequestQueue(Iterator[PromptReceived]):
         """Number of requests being decoded."""
         return len(self._running)
 
-    def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
-        """Queue a request and return a function that cancels it; as `Engine.submit`."""
+    def submit(
+        self, request: GenerationRequest, listener: ChunkListener, grammar: Grammar | None = None
+    ) -> Callable[[], None]:
+        """Queue a request, with its compiled grammar, and return a function that cancels it; as `Engine.submit`."""
         deadline = math.inf if request.timeout_seconds is None else self._clock() + request.timeout_seconds
-        pending = PendingRequest(
-            request, listener, deadline, TextStream(self._make_bytes_of(request), request.sampling.stop)
-        )
+        text_stream = TextStream(self._make_bytes_of(request), request.sampling.stop)
+        pending = PendingRequest(request, listener, deadline, text_stream, grammar.start() if grammar else None)
         with self._change:
             if self.closed:
                 raise BusyError("the server is shutting down", 10, shutting_down=True)
@@ -214,7 +215,6 @@ class RequestQueue(Iterator[PromptReceived]):
         if sampling.seed is not None:
             seed, place = sampling.seed % SEED_COUNT, request.choice
         tokens = list(request.prompt.tokens)
-        pending.grammar = request.grammar.start() if request.grammar else None
         pending.sequence = SequenceState(
             prompt.offset,
             prompt.prompt_id,

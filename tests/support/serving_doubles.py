@@ -29,7 +29,7 @@ from pipeline.serve.messages import (
     GenerationRequest,
     Usage,
 )
-from stages.sampling.grammars import Grammar, GrammarSource
+from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
 from store.errors import ConfigError
@@ -112,11 +112,10 @@ class ScriptedEngine(Engine):
         return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
 
     @override
-    def compile_grammar(self, source: GrammarSource) -> Grammar:
+    def compile_grammar(self, source: GrammarSource) -> None:
         if "invalid" in source.text:
             raise ConfigError("response_format must have a valid grammar, but: no")
         self.sources.append(source)
-        return Grammar(None, [EOS])
 
     @override
     def decode_token(self, token: int) -> bytes:

@@ -49,7 +49,6 @@ from pipeline.serve.http.response_stream import (
     run_while_connected,
 )
 from pipeline.serve.messages import EncodedPrompt, Engine, GenerationRequest
-from stages.sampling.grammars import Grammar
 from stages.sampling.params import SamplingParams
 from store.errors import ConfigError
 
@@ -236,7 +235,7 @@ class _Completions:
             parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse), client)
             size = LONG_BYTES + 1 if parsed.grammar else len(body)  # compiling takes as long as a long text
             encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
-            prompts, grammar = await run_while_connected(request.receive, encoding)
+            prompts = await run_while_connected(request.receive, encoding)
         stream = ResponseStream(self._metrics, arrived)
         request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
         remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
@@ -249,22 +248,22 @@ class _Completions:
                 request_id=request_id,
                 prompt=prompt,
                 sampling=parsed.sampling,
-                grammar=grammar,
+                grammar=parsed.grammar,
                 markers=parsed.tool_use.markers,
-                store=parsed.store,
+                store=parsed.body.store,
                 timeout_seconds=remaining_seconds,
-                choice=place * parsed.n + number,
+                choice=place * parsed.body.n + number,
                 tenant=tenant,
             )
             for place, prompt in enumerate(prompts)
-            for number in range(parsed.n)
+            for number in range(parsed.body.n)
         ]
         stream.submit(self._engine, requests)
         echoes = [request.prompt.text if parsed.echo else "" for request in requests]
         decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
         completion = CompletionResponse(request_id, decode_token, parsed, echoes, seconds)
         self._active.add(stream)
-        if parsed.stream:
+        if parsed.body.stream:
             return _EventStreamResponse(stream, completion, self._active)
         try:
             return await run_while_connected(request.receive, self._collect(stream, completion, client))
@@ -281,19 +280,21 @@ class _Completions:
 
     def _parse(self, body: bytes, parse: Parser) -> ParsedRequest:
         parsed = parse(parse_json_object(body), self._limits, self._defaults)
-        if parsed.model != (served := self._engine.read_status().model):
-            raise unknown_model_error(parsed.model, served)
+        if parsed.body.model != (served := self._engine.read_status().model):
+            raise unknown_model_error(parsed.body.model, served)
         if unknown := parsed.sampling.find_unknown_id(size := self._engine.vocabulary_size):
             raise wrong_value_error(unknown[0], f"have token ids from 0 to {size - 1}", unknown[1])
         return parsed
 
-    def _prepare(self, parsed: ParsedRequest) -> tuple[list[EncodedPrompt], Grammar | None]:
+    def _prepare(self, parsed: ParsedRequest) -> list[EncodedPrompt]:
         prompts = encode_prompts(self._engine, parsed)
         try:
-            return prompts, self._engine.compile_grammar(parsed.grammar) if parsed.grammar else None
+            if parsed.grammar:
+                self._engine.compile_grammar(parsed.grammar)
         except ConfigError as error:
             param = "tools" if parsed.tool_use.demanded else "response_format"
             raise ApiError(400, str(error), param=param, code="invalid_value") from None
+        return prompts
 
 
 class _EventStreamResponse(StreamingResponse):

@@ -177,22 +177,23 @@ class ChatRequest(CommonRequest):
 class ParsedRequest:
     """A validated request with all defaults filled in; its prompts are not yet tokenised."""
 
-    model: str
-    prompts: tuple[str, ...]  # of a plain completion; empty for a chat
-    messages: tuple[dict[str, Any], ...]  # of a chat, as chat templates expect them; empty for a plain completion
-    n: int
+    body: CommonRequest
     sampling: SamplingParams
-    store: bool
-    echo: bool
-    stream: bool
-    include_usage: bool
     grammar: GrammarSource | None  # what the text must follow; None for any text
-    tool_use: ToolUse
+    tool_use: ToolUse = NO_TOOLS
+    prompts: tuple[str, ...] = ()  # of a plain completion; empty for a chat
+    messages: tuple[dict[str, Any], ...] = ()  # of a chat, as chat templates expect them; empty for a plain completion
+    echo: bool = False
 
     @property
     def is_chat(self) -> bool:
         """True for a conversation, False for plain prompts."""
         return bool(self.messages)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.body.stream_options is not None and self.body.stream_options.include_usage
 
 
 def parse_completion(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
@@ -202,7 +203,8 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Sampl
         raise unsupported_error("echo", True, "false when 'logprobs' is set")
     most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     prompts = _prompt_texts(request.prompt)
-    return _parse(request, limits, defaults, most, request.logprobs, prompts=prompts, echo=request.echo)
+    sampling = _sampling_params(request, limits, defaults, most, request.logprobs, len(prompts))
+    return ParsedRequest(request, sampling, _grammar_source(request), prompts=prompts, echo=request.echo)
 
 
 def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
@@ -210,52 +212,30 @@ def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingPar
     request = _validate(ChatRequest, body)
     if request.top_logprobs and not request.logprobs:
         raise wrong_value_error("top_logprobs", "come with 'logprobs': true", request.top_logprobs)
-    given = {request.max_completion_tokens, request.max_tokens} - {None}
+    given = {most for most in (request.max_completion_tokens, request.max_tokens) if most is not None}
     if len(given) > 1:
         must = "equal 'max_completion_tokens' where both are given"
         raise wrong_value_error("max_tokens", must, request.max_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     messages = tuple(message.for_template() for message in request.messages)
     tool_use = read_tool_use(request.tools, request.tool_choice)
-    most = given.pop() if given else -1
-    return _parse(request, limits, defaults, most, logprobs, messages=messages, tool_use=tool_use)
-
-
-def _parse(
-    request: CommonRequest,
-    limits: Limits,
-    defaults: SamplingParams,
-    max_tokens: int | None,
-    logprobs: int | None,
-    *,
-    prompts: tuple[str, ...] = (),
-    messages: tuple[dict[str, Any], ...] = (),
-    echo: bool = False,
-    tool_use: ToolUse = NO_TOOLS,
-) -> ParsedRequest:
-    if max_tokens == 0:
-        raise wrong_value_error("max_tokens", "be at least 1, or -1 for as many as are possible", 0)
-    if max_tokens is None or not 0 < max_tokens <= limits.max_tokens:
-        max_tokens = limits.max_tokens
-    _check_bounds(request, max_tokens, len(prompts) or 1, logprobs, limits)
-    return ParsedRequest(
-        model=request.model,
-        prompts=prompts,
-        messages=messages,
-        n=request.n,
-        sampling=_sampling_params(request, defaults, max_tokens, logprobs),
-        store=request.store,
-        echo=echo,
-        stream=request.stream,
-        include_usage=request.stream_options is not None and request.stream_options.include_usage,
-        grammar=_grammar_source(request, tool_use),
-        tool_use=tool_use,
-    )
+    sampling = _sampling_params(request, limits, defaults, given.pop() if given else -1, logprobs)
+    return ParsedRequest(request, sampling, _grammar_source(request, tool_use), tool_use, messages=messages)
 
 
 def _sampling_params(
-    request: CommonRequest, defaults: SamplingParams, max_tokens: int, logprobs: int | None
+    request: CommonRequest,
+    limits: Limits,
+    defaults: SamplingParams,
+    max_tokens: int,
+    logprobs: int | None,
+    prompts: int = 1,
 ) -> SamplingParams:
+    if max_tokens == 0:
+        raise wrong_value_error("max_tokens", "be at least 1, or -1 for as many as are possible", 0)
+    if not 0 < max_tokens <= limits.max_tokens:
+        max_tokens = limits.max_tokens
+    _check_bounds(request, max_tokens, prompts, logprobs, limits)
     given = {name: getattr(request, name) for name in request.model_fields_set & SAMPLING_NAMES}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs}
     given |= {name: tuple(given[name]) for name in ("stop", "stop_token_ids") if name in given}
@@ -268,7 +248,7 @@ def _sampling_params(
     return replace(defaults, **given)
 
 
-def _grammar_source(request: CommonRequest, tool_use: ToolUse) -> GrammarSource | None:
+def _grammar_source(request: CommonRequest, tool_use: ToolUse = NO_TOOLS) -> GrammarSource | None:
     try:
         source = GrammarSource.from_response_format(request.response_format)
     except ConfigError as error:

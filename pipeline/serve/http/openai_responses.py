@@ -74,7 +74,7 @@ class CompletionResponse:
     ) -> None:
         self._bytes_of, self._parsed, self._deadline_seconds = bytes_of, parsed, deadline_seconds
         self._whole, self._part = ("chat.completion", "chat.completion.chunk") if parsed.is_chat else PLAIN
-        self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.model}
+        self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.body.model}
         scores = parsed.sampling.logprobs is not None
         self._choices = [
             _Choice(echo, OffsetTracker(bytes_of, len(echo)) if scores else None, CallReader(parsed.tool_use))
@@ -174,7 +174,7 @@ class CompletionResponse:
     def _sum_usage(self) -> JsonObject:
         """Sum the tokens of all choices; a prompt counts once, regardless of its number of choices."""
         usages = [choice.usage for choice in self._choices if choice.usage]
-        prompt = sum(usage.prompt for usage in usages[:: self._parsed.n])
+        prompt = sum(usage.prompt for usage in usages[:: self._parsed.body.n])
         emitted, accepted = sum(usage.emitted for usage in usages), sum(usage.accepted for usage in usages)
         drafted, blocks = sum(usage.drafted for usage in usages), sum(usage.blocks for usage in usages)
         return {

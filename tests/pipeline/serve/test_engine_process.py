@@ -71,7 +71,7 @@ def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: 
         prompts = texts(700, 704)
         for prompt, listener in zip(prompts, complete_all(engine, prompts), strict=True):
             assert listener.tokens == greedy_generate(tiny_pair, prompt)
-        ruled = submit_prompt(engine, TEXT, grammar=engine.compile_grammar(schema), logprobs=1)
+        ruled = submit_prompt(engine, TEXT, grammar=schema, logprobs=1)
         assert json.loads(ruled.text) in ("yes", "no")
         assert sum(len(chunk.logprobs) for chunk in ruled.chunks) == len(ruled.tokens) - 1, "all but the end"
         with pytest.raises(ConfigError):

@@ -38,14 +38,14 @@ def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_greedy_text_is_that_of_a_plain_loop(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
     models, (text,) = load_pair(tiny_pair), texts(702, 703)
-    grammar = server.engine.compile_grammar(SOURCE)
+    grammar = server.engine.find_grammar(SOURCE)
     prompt, emitted = models.target_vocabulary.encode(text), list[int]()
     while len(emitted) < 24 and not models.eos_ids.intersection(emitted[-1:]):
         with torch.no_grad():
             logits_V = models.target.model(torch.tensor([prompt + emitted])).logits[0, -1]
         grammar.start().apply(logits_V, emitted)
         emitted.append(int(logits_V.argmax()))
-    assert submit_prompt(server.engine, text, grammar=grammar).tokens == tuple(emitted)
+    assert submit_prompt(server.engine, text, grammar=SOURCE).tokens == tuple(emitted)
 
 
 def test_a_demanded_call_is_a_call(server: ServerRun):
@@ -58,10 +58,10 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
     use = ToolUse((), CallForm.BARE, (("add", parameters), ("now", {"type": "object"})), frozenset({"add", "now"}))
     source = use.make_grammar()
     assert source is not None
-    grammar, called = server.engine.compile_grammar(source), Counter[str]()
+    called = Counter[str]()
     for seed in range(6):
         wish = {"temperature": 1.0, "seed": seed, "max_tokens": LONG}
-        listener = submit_prompt(server.engine, texts(700, 701)[0], grammar=grammar, **wish).end()
+        listener = submit_prompt(server.engine, texts(700, 701)[0], grammar=source, **wish).end()
         content, calls = CallReader(use).push(listener.text, last=True)
         assert bool(calls) == (listener.finish is Finish.STOP)
         assert bool(content) != bool(calls)
@@ -72,10 +72,9 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
 def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     ambiguous = GrammarSource("grammar", "start: x\nx: /[a-z ]/ | x x | x x x | x x x x")
     with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
-        grammar = server.engine.compile_grammar(ambiguous)
         greedy, other = texts(700, 702)
         beside = submit_prompt(server.engine, other)
-        ended = submit_prompt(server.engine, greedy, grammar=grammar, max_tokens=LONG).end()
+        ended = submit_prompt(server.engine, greedy, grammar=ambiguous, max_tokens=LONG).end()
         assert ended.finish is Finish.GRAMMAR
         assert beside.finish in {Finish.STOP, Finish.LENGTH}
         assert submit_prompt(server.engine, other).text == beside.text

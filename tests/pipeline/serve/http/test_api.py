@@ -111,9 +111,9 @@ def test_response_formats_are_compiled(client: openai.OpenAI, engine: ScriptedEn
     ]
     for wanted in formats:
         client.chat.completions.create(model=MODEL, messages=HELLO, response_format=wanted)
-        assert engine.requests[-1].grammar is not None
+        assert engine.requests[-1].grammar == engine.sources[-1]
     client.completions.create(model=MODEL, prompt="x", n=2, extra_body={"response_format": {"type": "json_object"}})
-    assert engine.requests[-1].grammar is engine.requests[-2].grammar is not None, "compiled once for all choices"
+    assert engine.requests[-1].grammar == engine.requests[-2].grammar == engine.sources[-1]
     client.chat.completions.create(model=MODEL, messages=HELLO, response_format={"type": "text"})
     assert engine.requests[-1].grammar is None
     found = [(source.kind, source.text) for source in engine.sources[-4:]]
