@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.web.queries.story import compare_runs, read_story
+from dashboards.web.queries.story import compare_runs, read_learning, read_story
 from dashboards.web.queries.tables import acceptance_of, columns, read_datasets, read_totals, rows
 from store.errors import UsageError
 from store.query.log_reader import LogReader
@@ -45,12 +45,6 @@ _SOURCES = """
         coalesce(sum(accepted) FILTER (drafter = 'memory'), 0) / count(*) AS memory
     FROM blocks WHERE (SELECT sum(blocks) FROM prompts) <= {most} GROUP BY run, "offset" // {window} ORDER BY run, first
 """
-_LEARNING = """
-    SELECT run, count(*) FILTER (part = 'drafter') AS updates, count(*) FILTER (part = 'head' AND served) AS heads,
-        sum(seconds::DOUBLE) AS seconds, sum(waited::DOUBLE) AS waited,
-        coalesce(sum(tokens_gained), 0) AS tokens_gained
-    FROM updates GROUP BY run
-"""
 _ANSWERED = """
     SELECT run, count(*) AS detected, count(*) FILTER (action IN ('reset', 'recall')) AS answered
     FROM drifts GROUP BY run
@@ -81,8 +75,9 @@ _UPDATE_MARKS = """
     GROUP BY run, "offset" // {window}, served ORDER BY run, 2
 """
 
-# The cache's version counts insertions and evictions; with the entries at two versions both can be computed.
-_STEPS = """
+# The cache's version counts insertions and evictions; with the entries at two versions both can be computed. Versions
+# within one stretch of the stream become one point.
+_SIZES = """
     WITH steps AS (
         SELECT run, target, version, "offset", cache_entries AS entries,
             cache_version - lag(cache_version) OVER before AS changed,
@@ -92,27 +87,10 @@ _STEPS = """
         FROM versions
         WINDOW before AS (PARTITION BY run, target ORDER BY version)
     )
-"""
-# Versions within one stretch of the stream become one point.
-_SIZES = (
-    _STEPS
-    + """
     SELECT run, target, max(version) AS version, max("offset") AS "offset", arg_max(entries, version) AS entries,
         sum(inserted) AS inserted, sum(evicted) AS evicted
     FROM steps GROUP BY run, target, "offset" // {stretch} ORDER BY run, target, version
 """
-)
-_CHANGES = (
-    _STEPS
-    + """,
-    targets AS (
-        SELECT run, target, sum(inserted) AS inserted, sum(evicted) AS evicted, arg_max(entries, version) AS entries
-        FROM steps GROUP BY run, target
-    )
-    SELECT run, count(*) AS targets, sum(entries) AS entries, sum(inserted) AS inserted, sum(evicted) AS evicted
-    FROM targets GROUP BY run
-"""
-)
 # Counts by outcome first, because a filter per column would scan every decision several times.
 _HITS = """
     WITH counted AS (
@@ -157,17 +135,17 @@ def read_stream(
     window = window_of(log, window)
     whole = _read_curves(log, "none", window)
     (blocks,) = log.select("SELECT coalesce(sum(blocks), 0)::BIGINT AS blocks FROM prompts").to_pydict()["blocks"]
-    parts = whole if split == "none" else _read_curves(log, split, window)
+    parts, learning = whole if split == "none" else _read_curves(log, split, window), read_learning(log)
     return {
         "window": window,
         "compared": compare_runs(log, list(folders or ())),
-        "story": read_story(log, by_source=blocks <= MOST_BLOCKS, folders=folders),
+        "story": read_story(log, learning, by_source=blocks <= MOST_BLOCKS, folders=folders),
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
         "datasets": read_datasets(log),
         "totals": read_totals(log),
-        "learning": rows(log.select(_LEARNING)),
+        "learning": learning,
         "answered": rows(log.select(_ANSWERED)),
         "marks": _marks(log, window),
     }
@@ -202,7 +180,6 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
         ],
         "window": window,
         "sizes": rows(log.select(_SIZES.format(stretch=stretch_of(log, MOST_SIZES)))),
-        "changes": rows(log.select(_CHANGES)),
         "hits": columns(log.select(_HITS.format(window=window))),
         "paying": rows(log.recipe("ngrams-that-pay")),
         "lengths": rows(log.recipe("by-ngram-length")),

@@ -12,21 +12,13 @@ from typing import Any
 from dashboards.web.queries.policies import describe_speedups
 from dashboards.web.queries.tables import rows
 from store.query.log_reader import LogReader
-from store.query.rates import Z, describe_rarity
+from store.query.rates import Z
 from store.query.summary import SUMMARY
 from store.query.views import quote_text
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
 _NAMED = 3  # drifts whose prompts are named
 FEWEST = 12  # prompts in common: of fewer, the interval would be too narrow
-_SIGNALS = {  # monitored for drift, as in static/stream.js
-    "frequency": "how common the tokens were in earlier completions",
-    "predicted": "the share of tokens that the memory predicted",
-    "drafted": "the share of tokens from drafts",
-    "learned": "the share of tokens from the model and the memory",
-    "judged": "the acceptance rate",
-    "first": "the acceptance rate of first tokens",
-}
 
 # A copied draft is counted as a whole in the rows of prompts; the rows of blocks divide it by source.
 _TOKENS = """
@@ -44,22 +36,18 @@ _SOURCES = """
 # As store/query/sql/_ledger.sql.
 _LEARNING = """
     WITH scored AS (SELECT run, sum(seconds::DOUBLE) AS seconds FROM recalls GROUP BY run)
-    SELECT updates.run, count(*) FILTER (part = 'drafter') AS steps, sum(updates.seconds::DOUBLE) AS update_seconds,
+    SELECT updates.run, count(*) FILTER (part = 'drafter') AS updates, sum(updates.seconds::DOUBLE) AS update_seconds,
         coalesce(any_value(scored.seconds), 0) AS recall_seconds, update_seconds + recall_seconds AS seconds,
         count(*) FILTER (part = 'drafter' AND served) AS served, count(*) FILTER (part = 'head' AND served) AS heads,
-        sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS gained
+        sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS tokens_gained
     FROM updates LEFT JOIN scored USING (run) GROUP BY updates.run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts.target, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at,
-        drifts.signal, drifts.rate_before, drifts.rate_after, recalls.version, recalls.candidates
+    SELECT drifts.run, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, recalls.version,
+        recalls.candidates
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
     ORDER BY drifts.run, drifts.seq
-"""
-_TRAINED = """
-    SELECT min("offset") AS first
-    FROM updates WHERE run = {run} AND target = {target} AND part = 'head' AND served AND "offset" > {drift}
 """
 _EFFICIENCY = """
     SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
@@ -84,13 +72,23 @@ _PAIRS = """
 """
 
 
+def read_learning(log: LogReader) -> list[dict[str, Any]]:
+    """Read what learning did in each run, what it cost in seconds, and what it gained in tokens."""
+    return rows(log.select(_LEARNING))
+
+
 def read_story(
-    log: LogReader, *, by_source: bool = True, folders: Mapping[str, Path] | None = None
+    log: LogReader,
+    learned: Sequence[Mapping[str, Any]],
+    *,
+    by_source: bool = True,
+    folders: Mapping[str, Path] | None = None,
 ) -> list[dict[str, Any]]:
     """Describe each run of the log in sentences.
 
     Args:
         log: log of one or several runs.
+        learned: what `read_learning` returns.
         by_source: divide copied tokens into those of the own text and of the memory, give what learning gained in
             seconds, and compare the speed with that without drafts, which all need a row per block.
         folders: of the runs, by name, whose summaries have the result of the check.
@@ -100,7 +98,7 @@ def read_story(
     """
     blocks = {row["run"]: row for row in rows(log.select(_SOURCES))} if by_source else {}
     speedups = describe_speedups(log) if by_source else {}
-    learning = {row["run"]: row for row in rows(log.select(_LEARNING))}
+    learning = {row["run"]: row for row in learned}
     drifts = rows(log.select(_DRIFTS))
     found = []
     for tokens in rows(log.select(_TOKENS)):
@@ -108,8 +106,7 @@ def read_story(
         sentences = [
             _describe_tokens(tokens, blocks.get(run)),
             *([speedups[run]] if run in speedups else []),
-            _describe_learning(learning.get(run), blocks.get(run)),
-            *_describe_updates(learning.get(run)),
+            *_describe_learning(learning.get(run), blocks.get(run)),
             *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
         ]
         if folders and run in folders and (check := read_check(folders[run])):
@@ -136,18 +133,31 @@ def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None
     return f"{from_drafts}{f' ({shares})' if shares else ''}, {own}: {rate}."
 
 
-def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
+def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> list[str]:
     if learning is None:
-        return "Nothing was learned, so learning cost nothing."
+        return ["Nothing was learned, so learning cost nothing."]
+    updates, served = learning["updates"], learning["served"]
+    if not updates:
+        heads = f"the acceptance head was trained {_count_times(learning['heads'])}"
+        what = f"No update of the drafter was computed, so it is still as it was loaded; {heads}."
+    elif served:
+        what = f"{served:,} of {updates:,} drafter updates passed the gate and served."
+    else:
+        refused = "the only drafter update" if updates == 1 else f"all of the {updates:,} drafter updates"
+        what = f"The gate refused {refused}, so the drafter is still as it was loaded."
+    return [_describe_cost(learning, blocks), what]
+
+
+def _describe_cost(learning: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
     parts = [f"{_seconds(learning['waited'])} s of it waited for"]
     if learning["recall_seconds"]:
         parts.append(f"{_seconds(learning['recall_seconds'])} s to score earlier versions after drifts")
     cost = f"Learning cost {_seconds(learning['seconds'])} s ({', '.join(parts)})"
-    count = f"{learning['gained']:,.0f}"
+    count = f"{learning['tokens_gained']:,.0f}"
     gained = f"{count} accepted token{'' if count in ('1', '-1') else 's'} over the baseline"
     if not blocks or blocks["seconds_per_target_forward"] is None:
         return f"{cost} and gained {gained}."
-    saved = learning["gained"] * blocks["seconds_per_target_forward"]
+    saved = learning["tokens_gained"] * blocks["seconds_per_target_forward"]
     net = saved - learning["seconds"]
     verdict = f"a gain of {_seconds(net)} s" if net >= 0 else f"a loss of {_seconds(-net)} s"
     return f"{cost} and gained {_seconds(saved)} s ({gained}): {verdict}."
@@ -156,23 +166,6 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
 def _seconds(value: float) -> str:
     """A number of seconds, with two places where one would show 0.0."""
     return f"{value:.2f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
-
-
-def _describe_updates(learning: Mapping[str, Any] | None) -> Iterator[str]:
-    if learning is None:
-        return
-    steps, served, heads = learning["steps"], learning["served"], learning["heads"]
-    if not steps:
-        yield (
-            "No update of the drafter was computed, so it is still as it was loaded; the acceptance head was trained "
-            f"{_count_times(heads)}."
-        )
-        return
-    if served:
-        yield f"{served:,} of {steps:,} drafter updates passed the gate and served."
-    else:
-        refused = "the only drafter update" if steps == 1 else f"all of the {steps:,} drafter updates"
-        yield f"The gate refused {refused}, so the drafter is still as it was loaded."
 
 
 def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
@@ -188,8 +181,6 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
     which += f", in {drifts[-1]['dataset']}" if len(drifts) == 1 and drifts[-1]["dataset"] else ""
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
     answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
-    if (trained := _read_trained(log, last)) is not None:
-        answer += f" and trained again from prompt {trained} on"
     if restored:
         answer += f", and an earlier version was restored {_count_times(restored)}"
     elif last["candidates"]:
@@ -197,8 +188,6 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
     elif last["action"] == "recall":
         answer += ", and no earlier drafter was restored"
     yield f"{answer}."
-    if last["signal"] in _SIGNALS:
-        yield f"{'The last one' if len(drifts) > 1 else 'It'} was seen in {_describe_signal(last)}."
     changed, end = last["changed_at"], tokens["last"]
     parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
     before, until, now = (_read_efficiency(log, tokens["run"], first, until) for first, until in parts)
@@ -208,21 +197,6 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
             f"{'last ' if len(drifts) > 1 else ''}change, at prompt {changed}, {until:.2f} from there until the drift "
             f"was detected, and {now:.2f} in the last {min(AROUND, end + 1)}."
         )
-
-
-def _describe_signal(drift: Mapping[str, Any]) -> str:
-    was, became = drift["rate_before"], drift["rate_after"]
-    if drift["signal"] != "frequency":
-        return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"
-    return f"{_SIGNALS['frequency']}: {describe_rarity(was, became)}"
-
-
-def _read_trained(log: LogReader, drift: Mapping[str, Any]) -> int | None:
-    """Return the first prompt after a drift at which the head was trained."""
-    run, target = quote_text(drift["run"]), quote_text(drift["target"])
-    (row,) = log.select(_TRAINED.format(run=run, target=target, drift=drift["offset"])).to_pylist()
-    first: int | None = row["first"]
-    return first
 
 
 def _read_efficiency(log: LogReader, run: str, first: int, last: int) -> float | None:

@@ -62,13 +62,15 @@ function draw(found) {
 
 function showTotals(found) {
   cards(element("totals"), runs.map((run, number) => {
-    const changes = found.changes.find((row) => row.run === run) ?? {};
+    const mine = caches(found.sizes).filter((cache) => cache.run === run);
+    const sizes = mine.flatMap((cache) => cache.rows);
+    const sum = (values) => (values.length ? values.reduce((total, value) => total + (value ?? 0), 0) : null);
     const rows = found.hits.run.flatMap((name, row) => (name === run ? [row] : []));
     const total = (key) => rows.reduce((sum, row) => sum + found.hits[key][row], 0);
     return { name: run, color: style(number).color, metrics: [
-      ["entries at the last version", whole(changes.entries), changes.targets > 1 ? `${changes.targets} targets` : ""],
-      ["inserted", whole(changes.inserted)],
-      ["evicted", whole(changes.evicted)],
+      ["entries at the last version", whole(sum(mine.map((cache) => cache.rows.at(-1).entries))), mine.length > 1 ? `${mine.length} targets` : ""],
+      ["inserted", whole(sum(sizes.map((row) => row.inserted)))],
+      ["evicted", whole(sum(sizes.map((row) => row.evicted)))],
       ["hits proposed", whole(total("proposed")), `${whole(total("judged"))} judged`],
       ["hits accepted", whole(total("accepted"))],
       ["acceptance of hits", percent(total("judged") ? total("accepted") / total("judged") : null)],
