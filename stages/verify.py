@@ -17,7 +17,7 @@ from stages.contract.blocks import Decision, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.teacher import Supervision, Teacher
+from stages.learn.examples.teacher import Supervision, TrieTeacher
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
@@ -181,7 +181,7 @@ class Verify(Stage[Proposal, Verdict]):
         context: Sequence[tuple[int, ...]],
         tokenizer_size: int,
         eos_ids: Collection[int],
-        teacher: Teacher,
+        teacher: TrieTeacher | None,
         probs_dtype: torch.dtype = torch.float32,
         reader: PromptReader | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
@@ -278,7 +278,7 @@ class Verify(Stage[Proposal, Verdict]):
     ) -> list[Supervision]:
         """Return the supervision of each row; empty for rows that collect no examples."""
         numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_soft_targets]
-        if not numbers:
+        if not numbers or self._teacher is None:
             return [Supervision()] * len(batch)
         logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)
         if len(numbers) == len(batch):

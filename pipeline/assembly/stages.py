@@ -21,7 +21,7 @@ from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
 from stages.engine.forward_pass.packed_llama import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
-from stages.learn.examples.teacher import TrieTeacher, supervise_nothing
+from stages.learn.examples.teacher import TrieTeacher
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, TreeLimits, read_memory
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie, build_direct_trie
@@ -109,7 +109,7 @@ def make_drafting(
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
-        teacher or (make_teacher(models, params.temperature, config.learn) if learns else supervise_nothing),
+        teacher or (make_teacher(models, params.temperature, config.learn) if learns else None),
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     allowed = len(draftable(draft, models.pair))

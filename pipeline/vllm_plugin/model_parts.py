@@ -8,7 +8,7 @@ from pipeline.assembly.models import DrafterModels, load_drafter_models
 from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_sampling_params, make_teacher
 from pipeline.config.settings import Config
 from pipeline.vllm_plugin.engine import DraftingParts, EngineFacts
-from stages.contract.blocks import Collected, SequenceState
+from stages.contract.blocks import SequenceState, TopLogits
 from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead
 from stages.learn.examples.teacher import TrieTeacher
@@ -17,7 +17,7 @@ from stages.ngrams.trie import build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import PromptReader
 from stages.translate import Translate
-from stages.verification.judge import Judge, supervise_nothing
+from stages.verification.judge import Judge, Supervise
 from stages.verification.rules import MODES
 from stages.vocabulary.chat import DrafterEncoder
 
@@ -56,7 +56,7 @@ def load_parts(
         facts.ends,
         pair.context,
         mode.make_rule(trie, pair.pieces),
-        _supervise_by(teacher) if config.learn.enabled else supervise_nothing,
+        _supervise_by(teacher) if config.learn.enabled else None,
     )
     cache = make_cache(config.cache, mode, models, trie)
     translate = Translate(trie, cache, pair.pieces, mode.parse)
@@ -74,9 +74,9 @@ def _make_speller(models: DrafterModels) -> Callable[[list[int]], list[int]]:
     return spell
 
 
-def _supervise_by(teacher: TrieTeacher) -> Callable[[SequenceState, tuple[int, ...], TopDistributions], Collected]:
-    def supervise(row: SequenceState, emitted: tuple[int, ...], top: TopDistributions) -> Collected:
+def _supervise_by(teacher: TrieTeacher) -> Supervise:
+    def supervise(row: SequenceState, emitted: tuple[int, ...], top: TopDistributions) -> TopLogits:
         lines = top.select(0, len(emitted))
-        return (teacher.keep(len(row.pieces), emitted, lines.ids_NK, lines.logits_NK, lines.sums_N1),)
+        return teacher.keep(len(row.pieces), emitted, lines.ids_NK, lines.logits_NK, lines.sums_N1)
 
     return supervise

@@ -254,18 +254,6 @@ class Decision:
         return self.candidate.token if self.candidate else self.proposed.token if self.proposed else None
 
 
-@dataclass(frozen=True)
-class SoftTarget:
-    """The target's distribution at one piece of the emitted text, reduced to the likeliest pieces."""
-
-    position: int  # index of the piece in the row's pieces
-    depth: int  # 0 where a token begins, else the number of pieces of the token that are already given
-    ids: tuple[int, ...]  # the likeliest next pieces
-    group: tuple[float, ...]  # target probability of each, all tokens below it summed (conditional at depth > 0)
-    direct: tuple[float, ...]  # of that, the part of the token that is exactly this one piece (0 at depth > 0)
-    rest: float  # the remaining probability: other pieces at depth 0, the end of the token at depth > 0
-
-
 @dataclass(frozen=True, eq=False)
 class TopTokens:
     """The target's likeliest tokens at N tokens of a text, K at each, spelt in the drafter's pieces.
@@ -300,17 +288,13 @@ class TopLogits:
     spell: Callable[["TopLogits"], TopTokens] = field(repr=False)  # spells this value in the drafter's pieces
 
 
-Supervised = tuple[SoftTarget | TopTokens, ...]  # soft targets in the order of the text, computed or to be computed
-Collected = tuple[SoftTarget | TopTokens | TopLogits, ...]  # as a block stores them
-
-
 @dataclass(frozen=True)
 class OffPolicySpan:
     """The target's distributions along drafted pieces that were not emitted: those after the first rejection."""
 
     start: int  # index in the row's pieces at which the rejected token would have begun
     pieces: tuple[int, ...]  # the draft from there on, as far as the target read it
-    soft_targets: Supervised  # soft targets after the rejected token, positions counted from the row's beginning
+    soft_targets: TopTokens  # those after the rejected token, positions counted from the row's beginning
 
 
 @dataclass(frozen=True)
@@ -328,7 +312,7 @@ class Verdict:
     emitted: tuple[int, ...]
     judged: int
     accepted: int
-    soft_targets: Collected = field(default=(), repr=False)
+    soft_targets: TopLogits | None = field(default=None, repr=False)
     branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
     states: Tensor | None = field(default=None, repr=False)
@@ -350,7 +334,7 @@ class TrainingExample:
     offset: int  # position of the prompt in the stream
     target: str  # name of the target that made the soft targets
     pieces: tuple[int, ...]  # the whole text in drafter ids
-    soft_targets: Supervised  # those of every emitted token, in order; none if only the head learns from the prompt
+    soft_targets: TopTokens | None  # those of every emitted token; None if only the head learns from the prompt
     labels: tuple[AcceptanceLabel, ...]  # one per judged piece
     ngram_positions: Sequence[int]  # indices of the pieces that belong to accepted n-grams (for the `hybrid` loss)
     judged: int = 0  # number of proposed tokens that were judged
@@ -361,6 +345,4 @@ class TrainingExample:
     @property
     def supervised_tokens(self) -> int:
         """Number of tokens that have soft targets."""
-        return sum(
-            int(one.depth == 0) if isinstance(one, SoftTarget) else len(one.positions) for one in self.soft_targets
-        )
+        return len(self.soft_targets.positions) if self.soft_targets else 0

@@ -1,11 +1,10 @@
 """Encode training examples as flat arrays of numbers, without their labels.
 
 Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, branches; every list is preceded by
-its length. A soft target has its position, depth and ids; `TopTokens` have a mark, their sizes and their arrays. States
-come last: their shape and their bytes, four to an integer.
+its length. Soft targets have a header, their sizes and their arrays; an example without them has a 0. States come last:
+their shape and their bytes, four to an integer.
 
-Floats: of a soft target the groups, the direct parts and the rest; of `TopTokens` the probabilities. They are stored in
-float64 where float32 is not exact.
+Floats: the probabilities of the soft targets.
 """
 
 from collections.abc import Sequence
@@ -16,18 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Numbers, OffPolicySpan, SoftTarget, Supervised, TopTokens, TrainingExample
+from stages.contract.blocks import Numbers, OffPolicySpan, TopTokens, TrainingExample
 
 Coded = tuple[Numbers, Numbers]  # integers, floats
 Part = Sequence[float] | Numbers
-MARK = -1  # begins `TopTokens`; a soft target begins with its position
+HEADER = (1, -1)  # of soft targets: their number, and their kind, of which there is one
 
 
 class IndexEntry(NamedTuple):
-    """The target of an example, whether its floats are stored in float64, whether it has states, and its scope."""
+    """The target of an example, whether it has states, and its scope."""
 
     target: str
-    double: bool
     states: bool = False
     scope: int = 0
 
@@ -53,9 +51,7 @@ def _encode(example: TrainingExample) -> Coded:
             # Their bytes as integers, the last one filled up with zeros.
             of_states = np.frombuffer(example.states.tobytes() + bytes(-example.states.size % 4), np.int32)
             integers += (example.states.shape, of_states)
-        doubles = _join(floats, np.float64)
-        narrow = doubles.astype(np.float32)
-        found = _join(integers, np.int32), narrow if np.array_equal(narrow, doubles) else doubles
+        found = _join(integers, np.int32), _join(floats, np.float32)
         _coded[example] = found
     return found
 
@@ -68,17 +64,13 @@ def _append_list(integers: list[Part], numbers: Sequence[int]) -> None:
     integers += ((len(numbers),), numbers)
 
 
-def _append_soft_targets(integers: list[Part], floats: list[Part], soft_targets: Supervised) -> None:
-    integers.append((len(soft_targets),))
-    for one in soft_targets:
-        if isinstance(one, TopTokens):
-            integers += ((MARK, *one.probs.shape, len(one.pieces)), one.positions, one.levels, one.own)
-            integers += (one.lengths, one.pieces)
-            floats.append(one.probs)
-        else:
-            integers.append((one.position, one.depth))
-            _append_list(integers, one.ids)
-            floats += (one.group, one.direct, (one.rest,))
+def _append_soft_targets(integers: list[Part], floats: list[Part], one: TopTokens | None) -> None:
+    if one is None:
+        integers.append((0,))
+        return
+    integers += ((*HEADER, *one.probs.shape, len(one.pieces)), one.positions, one.levels, one.own)
+    integers += (one.lengths, one.pieces)
+    floats.append(one.probs)
 
 
 class ExampleWriter:
@@ -92,9 +84,7 @@ class ExampleWriter:
     def add(self, example: TrainingExample) -> None:
         """Append an example to the arrays."""
         integers, floats = _encode(example)
-        self.index.append(
-            IndexEntry(example.target, floats.dtype == np.float64, example.states is not None, example.scope)
-        )
+        self.index.append(IndexEntry(example.target, example.states is not None, example.scope))
         self._integers.append(integers)
         self._floats.append(floats)
 
@@ -114,16 +104,20 @@ class ExampleReader:
 
     def __init__(self, integers: Tensor, floats: Tensor) -> None:
         self._integers, self._next = integers.numpy(), 0
-        self._bytes, self._place, self._double = floats.numpy().tobytes(), 0, False
+        self._bytes, self._place = floats.numpy().tobytes(), 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all examples were read."""
+        return self._next == len(self._integers)
 
     def read(self, entry: IndexEntry) -> TrainingExample:
         """Decode the next example, given its entry of the index."""
-        target, self._double, has_states, scope = entry
+        target, has_states, scope = entry
         offset, judged = self._integer(), self._integer()
-        pieces, ngram_positions, soft_targets = self._list(), self._list(), self._soft_targets()
-        branches = tuple(
-            OffPolicySpan(self._integer(), self._list(), self._soft_targets()) for _ in range(self._integer())
-        )
+        pieces, ngram_positions = self._list(), self._list()
+        soft_targets = self._soft_targets() if self._integer() else None
+        branches = tuple(self._branch() for _ in range(self._integer()))
         states = None
         if has_states:
             tokens, size = self._integer(), self._integer()
@@ -143,23 +137,15 @@ class ExampleReader:
     def _list(self) -> tuple[int, ...]:
         return tuple(self._take(self._integer()).tolist())
 
-    def _floats(self, count: int) -> Numbers:
-        kind = np.dtype(np.float64 if self._double else np.float32)
-        found = np.frombuffer(self._bytes, kind, count, self._place)
-        self._place += count * kind.itemsize
-        return found
+    def _branch(self) -> OffPolicySpan:
+        start, pieces, _ = self._integer(), self._list(), self._integer()
+        return OffPolicySpan(start, pieces, self._soft_targets())
 
-    def _soft_targets(self) -> Supervised:
-        return tuple(self._soft_target() for _ in range(self._integer()))
-
-    def _soft_target(self) -> SoftTarget | TopTokens:
-        position = self._integer()
-        if position != MARK:
-            depth, ids = self._integer(), self._list()
-            group, direct, (rest,) = (tuple(self._floats(count).tolist()) for count in (len(ids), len(ids), 1))
-            return SoftTarget(position, depth, ids, group, direct, rest)
-        tokens, kept, pieces = self._integer(), self._integer(), self._integer()
-        probs = self._floats(tokens * kept).astype(np.float32).reshape(tokens, kept)
+    def _soft_targets(self) -> TopTokens:
+        """Read soft targets, of whose header the first number is read."""
+        _, tokens, kept, pieces = self._take(4).tolist()
+        probs = np.frombuffer(self._bytes, np.float32, tokens * kept, self._place).reshape(tokens, kept).copy()
+        self._place += probs.nbytes
         positions, levels, own = (self._take(tokens) for _ in range(3))
         lengths = self._take(tokens * kept).reshape(tokens, kept)
         return TopTokens(positions, levels, own, probs, lengths, self._take(pieces))

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from stages.contract.blocks import (
     Candidate,
-    Collected,
     Decision,
     Draft,
     Proposal,
     ProposedToken,
     SequenceState,
+    TopLogits,
     Verdict,
 )
 from stages.contract.stage import Stage
@@ -40,12 +40,7 @@ class PassResult(NamedTuple):
     limit: int | None = None  # number of tokens after which the row ends, those of the pass included; None if not known
 
 
-Supervise = Callable[[SequenceState, tuple[int, ...], TopDistributions], Collected]
-
-
-def supervise_nothing(row: SequenceState, emitted: tuple[int, ...], top: TopDistributions) -> Collected:
-    """Return no soft targets, for streams without a learner."""
-    return ()
+Supervise = Callable[[SequenceState, tuple[int, ...], TopDistributions], TopLogits | None]
 
 
 class Judge(Stage[Proposal, Verdict]):
@@ -78,7 +73,7 @@ class Judge(Stage[Proposal, Verdict]):
         ends: Collection[int],
         context: Sequence[tuple[int, ...]] = (),
         rule: Rule | None = None,
-        supervise: Supervise = supervise_nothing,
+        supervise: Supervise | None = None,
     ) -> None:
         self.results: dict[SequenceState, PassResult] = {}  # of the last pass, per row; emptied by a call
         self._ends, self._context, self._rule, self._supervise = frozenset(ends), context, rule, supervise
@@ -108,7 +103,9 @@ class Judge(Stage[Proposal, Verdict]):
         ends = row.find_ends(self._ends)
         decisions = truncate(decided, result.limit or len(result.emitted) + 1, ends)
         emitted = emitted_tokens(decisions)
-        soft_targets = self._supervise(row, emitted, top) if top and row.collects_soft_targets else ()
+        soft_targets = None
+        if top and self._supervise and row.collects_soft_targets:
+            soft_targets = self._supervise(row, emitted, top)
         row.tokens.extend(emitted)
         for token in emitted if self._context else ():
             row.pieces.extend(self._context[token])

@@ -11,10 +11,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from soft_target_tables import store_tokens
 from test_stage_contract import PIECES, llama
 
 from stages import distill as distill_module
-from stages.contract.blocks import AcceptanceLabel, SoftTarget, TrainingExample
+from stages.contract.blocks import AcceptanceLabel, TrainingExample
 from stages.distill import Distill, Distiller, NoDistiller
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
 from stages.learn.examples.losses import expected_acceptance, trie_loss
@@ -27,7 +28,7 @@ from store.events import Updated
 
 
 def example_of(offset: int) -> TrainingExample:
-    soft_targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    soft_targets = store_tokens(*((position, {(0,): 0.7, (2,): 0.2}) for position in (1, 2, 3)))
     labels = tuple(AcceptanceLabel(torch.full((16 + EXTRA_FEATURES,), n / 40), float(n % 2)) for n in range(40))
     return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, labels, (2, 3))
 
@@ -112,7 +113,7 @@ def test_no_implementation_is_missing_from_this_suite():
 
 def test_from_a_prompt_without_soft_targets_only_the_head_learns():
     learner = new_distill()
-    updates = [one for offset in range(4) for one in learner.learn(replace(example_of(offset), soft_targets=()))]
+    updates = [one for offset in range(4) for one in learner.learn(replace(example_of(offset), soft_targets=None))]
     assert [update.part for update in updates] == ["head"] * 4
     assert (learner.drafter_version, learner.head_version) == (0, 4)
 

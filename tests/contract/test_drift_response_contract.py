@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from event_making import make_completed, make_drifted
+from soft_target_tables import store_tokens
 from test_distill_contract import new_distill
 from test_stage_contract import llama
 
@@ -17,12 +18,12 @@ from pipeline.learning import publisher as publish_module
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin, Publisher
 from pipeline.recorder import Versions
-from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.blocks import TrainingExample
 from store.events import Recalled, VersionPublished
 
 
 def example_of(offset: int) -> TrainingExample:
-    soft_targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    soft_targets = store_tokens(*((position, {(0,): 0.7, (2,): 0.2}) for position in (1, 2, 3)))
     return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, (), (), 3)
 
 

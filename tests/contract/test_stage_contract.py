@@ -30,7 +30,6 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import ThresholdStop
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.teacher import supervise_nothing
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NgramCache
@@ -123,7 +122,7 @@ def new_choose(model: Callable[[int], Any]) -> ChooseDraft:
 
 def new_verify(model: Callable[[int], Any]) -> Verify:
     context = [pieces or () for pieces in SPELLING]
-    return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, supervise_nothing)
+    return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, None)
 
 
 class DrivenJudge(Judge):

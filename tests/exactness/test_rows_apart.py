@@ -28,7 +28,6 @@ from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.teacher import supervise_nothing
 from stages.sampling.distributions import to_probs
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
@@ -119,7 +118,7 @@ def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Ve
     return (
         decode,
         translate,
-        Verify(target, rule, SamplingParams(), context, KNOWN, ends, supervise_nothing, torch.float64),
+        Verify(target, rule, SamplingParams(), context, KNOWN, ends, None, torch.float64),
     )
 
 

@@ -12,7 +12,7 @@ from token_trees import Branches, make_tree, tree_proposals
 from torch import Tensor
 
 from stages.contract.blocks import Draft, OffPolicySpan, Proposal, SequenceState, Verdict
-from stages.learn.examples.teacher import Supervision, supervise_nothing
+from stages.learn.examples.teacher import Supervision
 from stages.ngrams.trie import Trie
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.params import SamplingParams
@@ -46,7 +46,7 @@ def verify_block(
     row: SequenceState,
     pieces: tuple[int, ...],
     *,
-    teach=supervise_nothing,
+    teach=None,
     logits=counts_up,
     drafted: float = 1.0,
     trie_of: tuple = SPELLING,
@@ -136,7 +136,7 @@ def test_a_stop_string_ends_the_block_with_the_token_that_completes_it():
 def test_a_stop_string_may_begin_in_an_earlier_block_but_not_in_the_prompt():
     trie = Trie(8, 4)
     row, model = stopping_row([0], "ab", "bcd"), TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, None)
     verify.admit(row)
     finishes = []
     while not row.finish:
@@ -154,7 +154,7 @@ def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
 
     trie = Trie(8, 4)
     trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
-    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing, project=project)
+    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, None, project=project)
     rows = [row_of([0]), row_of([4], offset=1)]
     for row in rows:
         verify.admit(row)
@@ -224,7 +224,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
     def teach(batch, outcomes, logits_NV, starts):
         seen.append(([proposal.draft.row.offset for proposal in batch], list(starts)))
-        return [Supervision((), OffPolicySpan(proposal.draft.row.offset, (), ())) for proposal in batch]
+        return [Supervision(None, OffPolicySpan(proposal.draft.row.offset, (), None)) for proposal in batch]
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[0].record_example, rows[2].private = False, True
@@ -241,7 +241,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
 
 def verify_tree(
-    row: SequenceState, branches: Branches, *, teach=supervise_nothing, logits=counts_up, unread: int = 1
+    row: SequenceState, branches: Branches, *, teach=None, logits=counts_up, unread: int = 1
 ) -> tuple[Verdict, TableModel]:
     """A block with a tree. So many tokens of the row are read in its pass."""
     model = TableModel(logits, 8)
@@ -334,7 +334,7 @@ def test_a_chain_is_tested_as_pieces_of_probability_one():
 def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
     row = row_of([0])
     model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, None)
     verify.admit(row)
     seen = []
     forward = model.forward
@@ -348,7 +348,7 @@ def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
 def test_rows_without_branches_are_read_as_chains():
     rows = [row_of([0], offset=number) for number in range(3)]
     model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, None)
     seen = []
     for row in rows:
         verify.admit(row)

@@ -17,7 +17,6 @@ from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
 from stages.drafting.target_states import StateProjection, TargetStates
-from stages.learn.examples.teacher import supervise_nothing
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.translate import Translate
@@ -77,7 +76,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
         context,
         size,
         world.ends,
-        supervise_nothing,
+        None,
         world.dtype,
         project=project,
     )

@@ -87,6 +87,7 @@ def _tabulate_texts(
     """Return the soft targets of the text and of each branch, each with the column of the output that predicts it: that
     of the piece before it.
     """
+    assert example.soft_targets  # those without are left out
     table = tabulate(example.soft_targets)
     found, begin = [(table, table.positions_N - 1)], len(example.pieces)
     for branch in branches:

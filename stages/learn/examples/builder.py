@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
+from itertools import takewhile
 from math import prod
 
 import numpy as np
@@ -15,8 +15,6 @@ from stages.contract.blocks import (
     Numbers,
     OffPolicySpan,
     SequenceState,
-    SoftTarget,
-    Supervised,
     TopLogits,
     TopTokens,
     TrainingExample,
@@ -66,38 +64,22 @@ def make_labels(verdict: Verdict) -> list[AcceptanceLabel]:
     ]
 
 
-def _join(soft_targets: Sequence[SoftTarget | TopTokens | TopLogits]) -> Supervised:
-    """Return the same soft targets, spelt, with those of consecutive blocks in one object."""
-    joined: list[SoftTarget | TopTokens] = []
-    for of_tokens, group in groupby(soft_targets, lambda one: not isinstance(one, SoftTarget)):
-        if of_tokens:
-            stored = [one for one in group if not isinstance(one, SoftTarget)]
-            spelt = [one for one in stored if isinstance(one, TopTokens)]  # before a checkpoint
-            if logits := [one for one in stored if isinstance(one, TopLogits)]:
-                spelt.append(_spell(logits))
-            joined.append(TopTokens(*map(np.concatenate, zip(*(vars(one).values() for one in spelt), strict=True))))
-        else:
-            joined += [one for one in group if isinstance(one, SoftTarget)]
-    return tuple(joined)
-
-
-def _spell(of_blocks: Sequence[TopLogits]) -> TopTokens:
-    positions, tokens, ids, logits, sums = (
-        np.concatenate([getattr(one, name) for one in of_blocks])
-        for name in ("positions", "tokens", "ids", "logits", "sums")
-    )
-    whole = TopLogits(positions, tokens, ids, logits, sums, of_blocks[0].spell)
-    return whole.spell(whole)
+def _join(stored: Sequence[TopTokens | TopLogits]) -> TopTokens | None:
+    """Return the soft targets of consecutive blocks in one object, spelt; None without any."""
+    spelt = [one for one in stored if isinstance(one, TopTokens)]  # before a checkpoint
+    if logits := [one for one in stored if isinstance(one, TopLogits)]:
+        positions, tokens, ids, values, sums = (
+            np.concatenate([getattr(one, name) for one in logits])
+            for name in ("positions", "tokens", "ids", "logits", "sums")
+        )
+        whole = TopLogits(positions, tokens, ids, values, sums, logits[0].spell)
+        spelt.append(whole.spell(whole))
+    return TopTokens(*map(np.concatenate, zip(*(vars(one).values() for one in spelt), strict=True))) if spelt else None
 
 
 def _ngram_positions(verdict: Verdict) -> list[int]:
     """Return the positions of a block's accepted n-grams among the pieces of its sequence."""
-    begins: list[int] = []
-    for one in verdict.soft_targets:
-        if not isinstance(one, SoftTarget):
-            begins += one.positions.tolist()
-        elif one.depth == 0:
-            begins.append(one.position)
+    begins: list[int] = verdict.soft_targets.positions.tolist() if verdict.soft_targets else []
     found: list[int] = []
     for begin, decision in zip(begins, verdict.decisions, strict=False):
         proposed = decision.proposed
@@ -110,7 +92,7 @@ def _ngram_positions(verdict: Verdict) -> list[int]:
 class ExampleBuilder:
     """Collects the training example of one sequence while it is in flight."""
 
-    soft_targets: list[SoftTarget | TopTokens | TopLogits] = field(default_factory=list)
+    soft_targets: list[TopTokens | TopLogits] = field(default_factory=list)
     labels: list[AcceptanceLabel] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0
@@ -119,7 +101,8 @@ class ExampleBuilder:
 
     def add_verdict(self, verdict: Verdict) -> None:
         """Add a block's soft targets and labels."""
-        self.soft_targets += verdict.soft_targets
+        if verdict.soft_targets:
+            self.soft_targets.append(verdict.soft_targets)
         self.labels += make_labels(verdict)
         self.ngram_positions += _ngram_positions(verdict)
         if verdict.proposal.draft.source is DraftSource.MODEL:  # the drafter's gain is measured on its own drafts
@@ -158,7 +141,7 @@ class ExampleBuilder:
         """Return a builder that continues from a state."""
         example = state["example"]
         labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
-        soft_targets: list[SoftTarget | TopTokens | TopLogits] = list(example.soft_targets)
+        soft_targets: list[TopTokens | TopLogits] = [example.soft_targets] if example.soft_targets else []
         states = [] if example.states is None else [example.states]
         branches, positions = list(example.branches), list(example.ngram_positions)
         return cls(soft_targets, labels, positions, example.judged, branches, states)

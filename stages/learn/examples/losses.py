@@ -25,7 +25,7 @@ class TeacherBatch:
 
     ids_NT: Tensor  # top pieces; padding repeats id 0 with probability 0
     valid_NT: Tensor  # False at padding
-    # group_NT, direct_NT: the target's probabilities (see `SoftTarget`)
+    # group_NT, direct_NT: the target's probabilities (see `SoftTargetTable`)
     group_NT: Tensor
     direct_NT: Tensor
     rest_N: Tensor  # the remaining probability

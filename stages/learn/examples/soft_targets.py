@@ -11,36 +11,25 @@ Shapes: N soft targets, T top pieces, K stored tokens.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from stages.contract.blocks import Numbers, SoftTarget, TopTokens
+from stages.contract.blocks import Numbers, TopTokens
 
 
 class SoftTargetTable(NamedTuple):
-    """Soft targets as arrays, one line for each. Padding has id 0 and probability 0."""
+    """Soft targets as arrays, one line for each: the target's distribution at a piece of the text, reduced to the
+    likeliest pieces. Padding has id 0 and probability 0.
+    """
 
-    # positions_N, depths_N, ids_NT, group_NT, direct_NT, rest_N: as in `SoftTarget`
-    positions_N: Numbers
-    depths_N: Numbers
-    ids_NT: Numbers
+    positions_N: Numbers  # index of the piece in the row's pieces
+    depths_N: Numbers  # 0 where a token begins, else the number of pieces of the token that are already given
+    ids_NT: Numbers  # the likeliest next pieces
     valid_NT: Numbers  # False at padding
-    group_NT: Numbers
-    direct_NT: Numbers
-    rest_N: Numbers
-
-
-def tabulate(soft_targets: Sequence[SoftTarget | TopTokens]) -> SoftTargetTable:
-    """Compute the table of soft targets, in their order."""
-    tables = []
-    for kind, group in groupby(soft_targets, type):
-        if kind is TopTokens:
-            tables += [_reduce_to_pieces(tokens) for tokens in group if isinstance(tokens, TopTokens)]
-        else:
-            tables.append(_stack([one for one in group if isinstance(one, SoftTarget)]))
-    return join_tables(tables or [_stack([])])
+    group_NT: Numbers  # target probability of each, all tokens below it summed (conditional at depth > 0)
+    direct_NT: Numbers  # of that, the part of the token that is exactly this one piece (0 at depth > 0)
+    rest_N: Numbers  # the remaining probability: other pieces at depth 0, the end of the token at depth > 0
 
 
 def join_tables(tables: Sequence[SoftTargetTable]) -> SoftTargetTable:
@@ -55,26 +44,9 @@ def _pad(values: Numbers, width: int) -> Numbers:
     return values if values.ndim == 1 else np.pad(values, ((0, 0), (0, width - values.shape[1])))
 
 
-def _stack(soft_targets: Sequence[SoftTarget]) -> SoftTargetTable:
-    width = max(1, *(len(one.ids) for one in soft_targets), 1)
-
-    def pad(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> Numbers:
-        return np.array([[*row, *[0] * (width - len(row))] for row in rows], dtype).reshape(-1, width)
-
-    return SoftTargetTable(
-        np.array([one.position for one in soft_targets], np.int64),
-        np.array([one.depth for one in soft_targets], np.int64),
-        pad([one.ids for one in soft_targets], np.int64),
-        pad([(1,) * len(one.ids) for one in soft_targets], np.bool_),
-        pad([one.group for one in soft_targets], np.float64),
-        pad([one.direct for one in soft_targets], np.float64),
-        np.array([one.rest for one in soft_targets], np.float64),
-    )
-
-
-def _reduce_to_pieces(tokens: TopTokens) -> SoftTargetTable:
-    """Sum the probabilities of tokens per next piece: at the first piece of each token, then after each of its pieces
-    over the tokens that begin alike.
+def tabulate(tokens: TopTokens) -> SoftTargetTable:
+    """Compute the soft targets of a text: the probabilities of tokens summed per next piece, at the first piece of each
+    token, then after each of its pieces over the tokens that begin alike.
     """
     levels = tokens.levels.astype(np.int64)
     ends = levels.cumsum()

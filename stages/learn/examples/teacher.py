@@ -13,14 +13,13 @@ Shapes: N positions, V target tokens, K likeliest tokens, C chunks of the vocabu
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
-from stages.contract.blocks import Collected, Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
+from stages.contract.blocks import Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
 from stages.engine.compiled.lines.largest_logits import LargestLogits
 from stages.vocabulary.pair import Pair
 from store.events import Outcome
@@ -31,27 +30,8 @@ CHUNK = 32  # tokens; of a chunk the largest logit decides whether its tokens ar
 class Supervision(NamedTuple):
     """The soft targets that one block gives one sequence."""
 
-    soft_targets: Collected = ()  # at every emitted token, in order
+    soft_targets: TopLogits | None = None  # at every emitted token, in order
     span: OffPolicySpan | None = None
-
-
-class Teacher(Protocol):
-    """Selects what is kept of the target's logits. Pure. Called once per block, before sequences are extended."""
-
-    def __call__(
-        self,
-        batch: Sequence[Proposal],
-        outcomes: Sequence[tuple[Decision, ...]],
-        logits_NV: Tensor,
-        starts: Sequence[int],
-    ) -> list[Supervision]:
-        """Make the supervision of each sequence.
-
-        Args:
-            logits_NV: the target's, sequences concatenated. Line `starts[i] + j` is that of the j-th emitted token of
-                sequence i. Unless its draft is a tree, there is one per verifiable token and one after the last.
-        """
-        ...
 
 
 class _Spelling:
@@ -71,8 +51,8 @@ class _Spelling:
         return lengths, self._flat[places]
 
 
-class TrieTeacher(Teacher):
-    """Selects the target's likeliest tokens, and spells them in the drafter's pieces.
+class TrieTeacher:
+    """Selects the target's likeliest tokens, once per block, and spells them in the drafter's pieces.
 
     The pieces are 0 "snow", 1 "ball", 2 "the"; the target tokens are 0 "snow", 1 "snowball" (pieces 0, 1), 2 "the". The
     target emits "snowball" after one piece. The logits of its three tokens are stored, and spelt with the whole text.
@@ -90,8 +70,7 @@ class TrieTeacher(Teacher):
     >>> decisions = (Decision(0, None, Outcome.UNDRAFTED, emitted=1, origin=Origin.BONUS),)
     >>> logits_NV = torch.tensor([[0.25, 0.40, 0.35]]).log()  # N = 1 position, V = 3
     >>> (supervision,) = teacher([proposal], [decisions], logits_NV, starts=[0])
-    >>> (logits,) = supervision.soft_targets
-    >>> tokens = logits.spell(logits)
+    >>> tokens = supervision.soft_targets.spell(supervision.soft_targets)
     >>> tokens.probs.astype(float).round(2).tolist(), tokens.lengths.tolist(), tokens.pieces.tolist()
     ([[0.4, 0.35, 0.25]], [[2, 1, 1]], [0, 1, 2, 0])
 
@@ -99,7 +78,7 @@ class TrieTeacher(Teacher):
     it, 0.25 + 0.40; of that, 0.25 is the token "snow" itself. After "snow" the next piece is "ball" with
     0.40 / 0.65 = 0.62, and the rest, 0.38, is the end of the token.
 
-    >>> table = tabulate([tokens])
+    >>> table = tabulate(tokens)
     >>> table.positions_N.tolist(), table.depths_N.tolist(), table.ids_NT.tolist()
     ([1, 2], [0, 1], [[0, 2], [1, 0]])
     >>> table.group_NT.round(2).tolist(), table.direct_NT.round(2).tolist(), table.rest_N.round(2).tolist()
@@ -117,7 +96,6 @@ class TrieTeacher(Teacher):
         self._context, self._spelling = pair.context, _Spelling(pair)
         self._find_largest = LargestLogits(self._top_k, temperature)
 
-    @override
     @torch.inference_mode()
     def __call__(
         self,
@@ -126,6 +104,12 @@ class TrieTeacher(Teacher):
         logits_NV: Tensor,
         starts: Sequence[int],
     ) -> list[Supervision]:
+        """Make the supervision of each sequence, before it is extended.
+
+        Args:
+            logits_NV: the target's, sequences concatenated. Line `starts[i] + j` is that of the j-th emitted token of
+                sequence i. Unless its draft is a tree, there is one per verifiable token and one after the last.
+        """
         paths = [
             _Path(
                 len(proposal.draft.row.pieces),
@@ -151,7 +135,7 @@ class TrieTeacher(Teacher):
             number: _make_span(batch[number], index, logits)
             for (number, index), logits in zip(rejected.items(), selected[len(paths) :], strict=True)
         }
-        return [Supervision((logits,), spans.get(number)) for number, logits in enumerate(selected[: len(paths)])]
+        return [Supervision(logits, spans.get(number)) for number, logits in enumerate(selected[: len(paths)])]
 
     def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopLogits]:
         """Return the largest logits at each token of the paths."""
@@ -223,7 +207,7 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _make_span(proposal: Proposal, index: int, logits: TopLogits) -> OffPolicySpan:
     start, last = proposal.tokens[index].start, proposal.tokens[len(proposal.verifiable) - 1]
     pieces = proposal.draft.pieces[start : last.stop]
-    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, (logits.spell(logits),))
+    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, logits.spell(logits))
 
 
 def _find_rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | None:
@@ -232,10 +216,3 @@ def _find_rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | N
         return None
     found = next((one.index for one in decisions if one.outcome is Outcome.REJECTED), None)
     return found if found is not None and found + 1 < len(proposal.verifiable) else None
-
-
-def supervise_nothing(
-    batch: Sequence[Proposal], outcomes: Sequence[tuple[Decision, ...]], logits_NV: Tensor, starts: Sequence[int]
-) -> list[Supervision]:
-    """Return no supervision, for streams without a learner."""
-    return [Supervision() for _ in batch]

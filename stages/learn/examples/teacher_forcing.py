@@ -13,7 +13,7 @@ import torch
 from stages.contract.blocks import Decision, Draft, Proposal, SequenceState, TrainingExample
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.builder import ExampleBuilder
-from stages.learn.examples.teacher import Teacher
+from stages.learn.examples.teacher import TrieTeacher
 from stages.sampling.random_source import SeededRandomSource
 from store.events import Origin, Outcome
 
@@ -38,7 +38,9 @@ class TeacherForcing:
         context: per target id the pieces that the drafter reads for it.
     """
 
-    def __init__(self, target: LanguageModel, name: str, teacher: Teacher, context: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, target: LanguageModel, name: str, teacher: TrieTeacher, context: Sequence[tuple[int, ...]]
+    ) -> None:
         self._target, self._name, self._teacher, self._context = target, name, teacher, context
 
     def make_examples(self, texts: Sequence[CompletedText]) -> Iterator[TrainingExample]:
@@ -85,7 +87,8 @@ class TeacherForcing:
         )
         for (number, _), supervision in zip(active, supervisions, strict=True):
             row, builder = rows[number], builders[number]
-            builder.soft_targets += supervision.soft_targets
+            if supervision.soft_targets:
+                builder.soft_targets.append(supervision.soft_targets)
             for token in emitted[number]:
                 pieces = self._context[token]
                 if len(pieces) > 1:

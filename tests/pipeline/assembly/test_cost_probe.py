@@ -9,7 +9,6 @@ from pipeline.assembly.cost_probe import measure
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import FixedLength
-from stages.learn.examples.teacher import supervise_nothing
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
@@ -45,7 +44,7 @@ class TimedVerify(Verify):
 
     def __init__(self, clock: Clock, model: TimedModel, trie: Trie) -> None:
         context = [(token,) for token in range(VOCABULARY)]
-        super().__init__(model, TrieRule(trie), SamplingParams(), context, VOCABULARY, (), supervise_nothing)
+        super().__init__(model, TrieRule(trie), SamplingParams(), context, VOCABULARY, (), None)
         self._clock = clock
 
     def __call__(self, batch):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from event_making import make_drifted, make_updated
+from soft_target_tables import store_tokens
 from stored_states import store
 
 from pipeline.learning.drift_response import TRIAL, Recall, ResetHead, VersionSource
-from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.blocks import TrainingExample
 from store.events import Recalled, Updated
 
 
@@ -91,7 +92,7 @@ def recall_of(
 
 def example_of(offset: int) -> TrainingExample:
     """A prompt of 20 tokens."""
-    targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in range(1, 21))
+    targets = store_tokens(*((position, {(0,): 0.7, (2,): 0.2}) for position in range(1, 21)))
     return TrainingExample(offset, "big", (1,) * 21, targets, (), ())
 
 

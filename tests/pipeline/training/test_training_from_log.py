@@ -14,7 +14,7 @@ from pipeline.assembly.stages import make_teacher
 from pipeline.run import context
 from pipeline.training.logged_texts import read_run_texts
 from pipeline.training.offline_run import LogTraining, encode_texts, make_training_config
-from stages.contract.blocks import TopTokens, TrainingExample
+from stages.contract.blocks import TrainingExample
 from stages.distill import Distill
 from stages.engine.models.huggingface import load_causal_model
 from stages.learn.examples import teacher_forcing
@@ -57,13 +57,6 @@ def online(
     return tmp_path / "online", seen
 
 
-def get_top_tokens(example: TrainingExample) -> TopTokens:
-    """The soft targets of an example, which are one object."""
-    (tokens,) = example.soft_targets
-    assert isinstance(tokens, TopTokens)
-    return tokens
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("logits", [1, 1 << 25])
 def test_the_examples_of_a_log_are_those_of_decoding(
@@ -86,7 +79,7 @@ def test_the_examples_of_a_log_are_those_of_decoding(
         example = found[offset]
         assert example.pieces == decoded.pieces
         assert set(decoded.ngram_positions) <= set(example.ngram_positions)
-        ours, theirs = get_top_tokens(example), get_top_tokens(decoded)
+        ours, theirs = example.soft_targets, decoded.soft_targets
         for name in ("positions", "levels"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-5)

@@ -9,7 +9,6 @@ from doubles import row_of
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.teacher import supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.sampling.params import SamplingParams
@@ -36,7 +35,7 @@ def verify_blocks(model: LanguageModel, rows: list[SequenceState], blocks: int) 
     trie = Trie(WIDTH, PIECES)
     trie.insert_all((pieces, token) for token, pieces in enumerate(SPELLING) if pieces)
     context = [pieces or () for pieces in SPELLING]
-    verify = Verify(model.share_weights(), TrieRule(trie), SamplingParams(0.8), context, KNOWN, (), supervise_nothing)
+    verify = Verify(model.share_weights(), TrieRule(trie), SamplingParams(0.8), context, KNOWN, (), None)
     for row in rows:
         verify.admit(row)
     found = []

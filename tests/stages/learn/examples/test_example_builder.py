@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from doubles import row_of
-from soft_target_tables import compute_all
+from soft_target_tables import compute_all, store_tokens
 from stored_states import store
 
 from stages.contract.blocks import (
@@ -15,7 +14,6 @@ from stages.contract.blocks import (
     OffPolicySpan,
     Proposal,
     SequenceState,
-    SoftTarget,
     TopTokens,
     Verdict,
 )
@@ -54,7 +52,7 @@ def bonus(index: int) -> Decision:
 def verdict_of(
     proposal: Proposal,
     *decisions: Decision,
-    soft_targets: tuple[SoftTarget | TopTokens, ...] = (),
+    soft_targets: TopTokens | None = None,
     branch: OffPolicySpan | None = None,
 ) -> Verdict:
     judged = sum(decision.outcome in (Outcome.ACCEPTED, Outcome.REJECTED) for decision in decisions)
@@ -81,8 +79,9 @@ def test_only_judged_tests_count():
     assert labels(verdict_of(proposal, reject(proposal, 0, levels, passed=1), unjudged)) == {0: 0.8, 1: 0.25}
 
 
-def soft_targets_at(*places: tuple[int, int]) -> tuple[SoftTarget, ...]:
-    return tuple(SoftTarget(position, depth, (0,), (0.9,), (0.9,), 0.1) for position, depth in places)
+def tokens_at(*places: tuple[int, int]) -> TopTokens:
+    """One stored token at each position: itself, with so many pieces."""
+    return store_tokens(*((position, {tuple(range(levels)): 0.9}) for position, levels in places))
 
 
 def test_a_builder_joins_blocks_into_an_example():
@@ -90,57 +89,33 @@ def test_a_builder_joins_blocks_into_an_example():
     builder = ExampleBuilder()
     first = proposal_of((0, 1, 1), row)
     one = ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))
-    soft_targets = soft_targets_at((3, 0), (4, 1), (5, 0), (6, 0))
+    blocks = tokens_at((3, 2), (5, 1), (6, 1)), tokens_at((7, 3))
     decisions = accept(first, 0, one), accept(first, 1, ((0.5,), (0.5,))), bonus(2)
-    builder.add_verdict(verdict_of(first, *decisions, soft_targets=soft_targets))
+    builder.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
     row.pieces += [0, 1, 1, 1]
     second = proposal_of((0,), row)
-    later = soft_targets_at((7, 0))
-    branch = OffPolicySpan(7, (0, 2), soft_targets_at((8, 0)))
+    branch = OffPolicySpan(7, (0, 2), tokens_at((8, 1)))
     refused = reject(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0)
-    builder.add_verdict(verdict_of(second, refused, soft_targets=later, branch=branch))
+    builder.add_verdict(verdict_of(second, refused, soft_targets=blocks[1], branch=branch))
     example = builder.build(row, "big")
     assert (example.offset, example.target, example.pieces) == (7, "big", (0, 1, 0, 0, 1, 1, 1))
     assert (example.judged, example.branches) == (3, (branch,)), "blocks without a branch add none"
-    assert example.soft_targets == soft_targets + later
-    assert len(example.labels) == 4
-    assert tuple(example.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
-
-
-def top_tokens_at(*places: tuple[int, int]) -> TopTokens:
-    """One stored token at each position: itself, with so many pieces."""
-    positions, levels = (np.array(column) for column in zip(*places, strict=True))
-    lengths = levels[:, None]
-    return TopTokens(
-        positions, levels, 0 * levels, np.full(lengths.shape, 0.9, np.float32), lengths, np.arange(levels.sum())
-    )
-
-
-def test_what_blocks_store_becomes_one_object_with_the_same_soft_targets():
-    row, builder = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
-    first, second = proposal_of((0, 1, 1), row), proposal_of((), row)
-    decisions = accept(first, 0, ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))), accept(first, 1, ((0.5,), (0.5,))), bonus(2)
-    blocks = [(top_tokens_at((3, 2), (5, 1), (6, 1)),), (top_tokens_at((7, 3)),)]
-    builder.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
-    builder.add_verdict(verdict_of(second, bonus(0), soft_targets=blocks[1]))
-    example = builder.build(row, "big")
-    (stored,) = example.soft_targets
-    assert stored.positions.tolist() == [3, 5, 6, 7]
+    assert example.soft_targets.positions.tolist() == [3, 5, 6, 7]
     found = compute_all(example.soft_targets)
     assert found == compute_all(blocks[0]) + compute_all(blocks[1])
     assert [(one.position, one.depth) for one in found] == [(3, 0), (4, 1), (5, 0), (6, 0), (7, 0), (8, 1), (9, 2)]
+    assert len(example.labels) == 4
     assert tuple(example.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
 
 
 def test_a_builder_that_was_saved_continues_with_what_was_stored():
     row, builder = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
-    builder.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((3, 2)),)))
+    builder.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=tokens_at((3, 2))))
     state = store(builder.state_dict(row))
     again = ExampleBuilder.from_state(state)
     for each in (builder, again):
-        each.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((5, 1)),)))
+        each.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=tokens_at((5, 1))))
     one, other = (each.build(row, "big") for each in (builder, again))
-    assert len(other.soft_targets) == 1
     assert compute_all(one.soft_targets) == compute_all(other.soft_targets)
 
 

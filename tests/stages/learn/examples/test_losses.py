@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from soft_target_tables import teacher_batch
+from soft_target_tables import SoftTarget
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from stages.contract.blocks import SoftTarget
 from stages.learn.examples.losses import (
     LOSSES,
     StudentBatch,
@@ -45,7 +45,14 @@ def both(
 ) -> tuple[StudentBatch, TeacherBatch]:
     """The pieces emitted are the teachers' likeliest, as in greedy decoding, unless given."""
     pieces = [one.ids[one.group.index(max(one.group))] for one in soft_targets] if emitted is None else list(emitted)
-    teacher = teacher_batch(soft_targets, torch.tensor(pieces))
+    ids_NT, group_NT, direct_NT, valid_NT = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        for rows in zip(*((one.ids, one.group, one.direct, [True] * len(one.ids)) for one in soft_targets), strict=True)
+    )
+    rest_N, first_N = (
+        torch.tensor(row) for row in zip(*((one.rest, one.depth == 0) for one in soft_targets), strict=True)
+    )
+    teacher = TeacherBatch(ids_NT, valid_NT, group_NT, direct_NT, rest_N, first_N, torch.tensor(pieces))
     return StudentBatch.from_logits(logits_ND, teacher), teacher
 
 

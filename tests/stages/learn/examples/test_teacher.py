@@ -7,11 +7,11 @@ import torch
 from doubles import row_of
 from hypothesis import given
 from hypothesis import strategies as st
-from soft_target_tables import compute_all
+from soft_target_tables import SoftTarget, compute_all
 from stored_states import store
 from torch import Tensor
 
-from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, SoftTarget, Verdict
+from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, Verdict
 from stages.learn.examples.builder import ExampleBuilder
 from stages.learn.examples.teacher import Supervision, TrieTeacher
 from stages.ngrams.trie import Trie
@@ -258,7 +258,7 @@ def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
     logits_NV = logits_of(SPELLING, 2)
     batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
     (given,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
-    (logits,) = given.soft_targets
+    logits = given.soft_targets
     before = compute_all(given.soft_targets)
     logits_NV.fill_(0)
     assert compute_all(given.soft_targets) == before
@@ -279,5 +279,4 @@ def test_blocks_are_spelt_together_as_each_alone(saved: bool):
         if saved:
             state = store(builder.state_dict(row))
             builder = ExampleBuilder.from_state(state)
-    (spelt,) = builder.build(row, "big").soft_targets
-    assert list(compute_all([spelt])) == alone
+    assert list(compute_all(builder.build(row, "big").soft_targets)) == alone

@@ -5,10 +5,12 @@ from random import Random
 
 import torch
 from stored_states import store
-from test_drafter_trainer import BACKWARD, COUNTING, LATER, new_trainer, update
+from test_drafter_trainer import BACKWARD, COUNTING, LATER, example_of, new_trainer, update
 
 from stages.learn.training.betting import Comparison, Opinion
 from stages.learn.training.drafter_trainer import DrafterTrainer
+
+CONTRARY = example_of(COUNTING.pieces, 2, right=-1)  # the same text, of a target that counts backward
 
 
 def decide(mean: float, spread: float, seed: int, most: int) -> Opinion:
@@ -64,10 +66,10 @@ def test_a_drafter_that_is_proven_better_is_the_one_to_beat():
     hold_out(trainer, 64)
     update(trainer, [COUNTING])
     for _ in range(20):
-        update(trainer, [BACKWARD])
+        update(trainer, [CONTRARY])
     for offset in range(64):
         trainer.hold_out(replace(COUNTING, offset=2000 + offset))
-    step = update(trainer, [BACKWARD])
+    step = update(trainer, [CONTRARY])
     assert step.reason.startswith("withdrawn")
     assert torch.equal(first_weights(trainer), better)
 
@@ -83,8 +85,8 @@ def test_a_restored_trainer_compares_with_the_same_weights():
     restored.load_state_dict(state)
     for one in (trainer, restored):
         for _ in range(20):
-            update(one, [BACKWARD])
+            update(one, [CONTRARY])
         for offset in range(64):
             one.hold_out(replace(COUNTING, offset=2000 + offset))
-        assert update(one, [BACKWARD]).reason.startswith("withdrawn")
+        assert update(one, [CONTRARY]).reason.startswith("withdrawn")
     assert torch.equal(first_weights(trainer), first_weights(restored))

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from soft_target_tables import store_tokens
 from stored_states import store
 from test_drafter_trainer import ALLOWED, BACKWARD, COUNTING, LATER, SHAPE, VOCABULARY, same, update, weights
 
-from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.blocks import TrainingExample
 from stages.drafting.target_states import SIZE, TargetStates
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
@@ -69,7 +70,7 @@ def test_learning_raises_the_acceptance_of_examples_that_were_held_out(measure):
     trainer.hold_out(LATER)
     steps = [update(trainer, [COUNTING]) for _ in range(6)]
     assert steps[-1].after > steps[0].before + 0.3
-    assert all(step.positions >= len(COUNTING.soft_targets) for step in steps)
+    assert all(step.positions >= COUNTING.supervised_tokens for step in steps)
 
 
 def test_scores_are_those_of_the_whole_model():
@@ -115,10 +116,10 @@ def with_states(example: TrainingExample, seed: int) -> TrainingExample:
     """The same text in random order of its tokens; the target's state at a token encodes the next but one."""
     numbers = np.random.default_rng(seed)
     pieces = tuple(numbers.integers(0, 7, len(example.pieces)).tolist())
-    soft_targets = [SoftTarget(place, 0, (pieces[place],), (1.0,), (1.0,), 0.0) for place in range(1, len(pieces))]
-    states = np.zeros((len(soft_targets), SIZE), np.int8)
-    states[range(len(soft_targets) - 1), pieces[2:]] = 64
-    return replace(example, pieces=pieces, soft_targets=tuple(soft_targets), states=states)
+    soft_targets = store_tokens(*((place, {(pieces[place],): 1.0}) for place in range(1, len(pieces))))
+    states = np.zeros((len(pieces) - 1, SIZE), np.int8)
+    states[range(len(pieces) - 2), pieces[2:]] = 64
+    return replace(example, pieces=pieces, soft_targets=soft_targets, states=states)
 
 
 def test_what_the_targets_state_encodes_is_learned_and_scored():

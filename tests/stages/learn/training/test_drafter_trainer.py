@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from soft_target_tables import store_tokens
 from torch import Tensor
 
-from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.contract.blocks import OffPolicySpan, TrainingExample
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.losses import (
@@ -49,13 +50,14 @@ def update(trainer: DrafterTrainer, fresh: Sequence[TrainingExample]) -> Step:
 
 def example_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1, target: str = "one") -> TrainingExample:
     """The target emits after each piece that piece plus `right`, nine times in ten."""
-    soft_targets = []
+    stored = []
     for position in range(1, len(pieces)):
         likeliest = (pieces[position - 1] + right) % 7
-        soft_targets.append(SoftTarget(position, 0, (likeliest, (likeliest + 1) % 7), (0.9, 0.05), (0.7, 0.05), 0.05))
-        if position % 3 == 0:
-            soft_targets.append(SoftTarget(position, 1, (likeliest,), (0.8,), (0.0,), 0.2))
-    return TrainingExample(offset, target, pieces, tuple(soft_targets), (), (1, 2))
+        tokens = {(likeliest,): 0.7, (likeliest, (likeliest + right) % 7): 0.2, ((likeliest + 1) % 7,): 0.05}
+        if position % 3 == 0:  # the token of two pieces is emitted
+            tokens = dict(sorted(tokens.items(), key=lambda item: -len(item[0])))
+        stored.append((position, tokens))
+    return TrainingExample(offset, target, pieces, store_tokens(*stored), (), (1, 2))
 
 
 COUNTING = example_of(tuple(number % 7 for number in range(20)))
@@ -82,7 +84,7 @@ def test_learning_raises_the_acceptance_of_examples_that_were_held_out():
     trainer.hold_out(LATER)
     steps = [update(trainer, [COUNTING]) for _ in range(25)]
     assert steps[-1].after > steps[0].before + 0.3
-    assert all(step.positions >= len(COUNTING.soft_targets) for step in steps)
+    assert all(step.positions >= COUNTING.supervised_tokens for step in steps)
 
 
 def test_the_served_model_has_the_weights_that_the_gate_let_pass():
@@ -240,7 +242,7 @@ def test_each_target_holds_out_examples_of_its_own():
     mine, others = LATER, example_of(BACKWARD.pieces, 7, -1, target="other")
     for example in (COUNTING, mine, others):
         trainer.hold_out(example)
-    positions = [sum(soft_target.depth == 0 for soft_target in example.soft_targets) for example in (mine, others)]
+    positions = [example.supervised_tokens for example in (mine, others)]
     rates = [trainer.measure_acceptance(None, [example]) for example in (mine, others)]
     want = sum(rate * number for rate, number in zip(rates, positions, strict=True)) / sum(positions)
     assert update(trainer, [COUNTING]).before == pytest.approx(want)
@@ -259,10 +261,9 @@ def test_the_baseline_is_the_drafter_as_loaded_measured_on_the_present_window():
 
 def test_targets_after_rejections_are_learned():
     """Piece 5 follows (0, 1, 2, 6) in the branch alone."""
-    branch = OffPolicySpan(3, (6, 5), (SoftTarget(4, 0, (5,), (1.0,), (1.0,), 0.0),))
-    text = TrainingExample(0, "one", (0, 1, 2, 3), COUNTING.soft_targets[:3], (), (), 3, (branch,))
-    after_rejection = TrainingExample(1, "one", (0, 1, 2, 6), (SoftTarget(4, 0, (5,), (1.0,), (1.0,), 0.0),), (), ())
-    after_rejection = replace(after_rejection, pieces=(0, 1, 2, 6, 5))
+    five = store_tokens((4, {(5,): 1.0}))
+    text = replace(example_of((0, 1, 2, 3)), branches=(OffPolicySpan(3, (6, 5), five),))
+    after_rejection = TrainingExample(1, "one", (0, 1, 2, 6, 5), five, (), ())
     trainer, without = new_trainer(), new_trainer()
     for _ in range(10):
         update(trainer, [text])
