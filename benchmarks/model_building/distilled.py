@@ -132,9 +132,7 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
 
 
 def _let_target_answer(recipe: DistilledRecipe, data: Path, folder: Path) -> None:
-    config = Config().with_overrides(
-        {"targets": (recipe.target,), "drafter": "builtin:drafter-1.6m", "weights": "bfloat16"}
-    )
+    config = Config().with_overrides({"targets": (recipe.target,), "drafter": "builtin:drafter-1.6m"})
     models = load_only_target(config, folder)
     chat = _make_conversation(models.target_vocabulary, models.drafter_vocabulary, models.pair)
     torch.manual_seed(recipe.base.training.seed)

@@ -19,7 +19,6 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
-from stages.engine.forward_pass.packed_llama import SHARED_QUERIES
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, TreeLimits, read_memory
@@ -122,9 +121,7 @@ def make_drafting(
     decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
     if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
         decode.alternatives = translate.alternatives = AlternativeGrowth(costs, draft.width - 1)
-    decode.reader, verify.reader = _make_readers(
-        config.prompts, models, preamble, live=live, batch_invariant=config.batch_invariant
-    )
+    decode.reader, verify.reader = _make_readers(config.prompts, models, preamble, live=live)
     memory = _make_memory(draft, config.memory.budget_bytes, models, costs)
     timed = draft.pause and draft.costs == "tracked" and seconds is not None
     choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed, timed=timed)
@@ -181,15 +178,13 @@ def make_teacher(models: DrafterModels, temperature: float, learn: LearnSettings
 
 
 def _make_readers(
-    settings: PromptSettings, models: Models, preamble: Ids, *, live: bool, batch_invariant: bool
+    settings: PromptSettings, models: Models, preamble: Ids, *, live: bool
 ) -> tuple[PromptReader | None, PromptReader | None]:
     """The drafter's and the target's readers of prompts, whose known prefixes share a budget; None for a model whose
     cached rows cannot be cut, which reads prompts in one pass.
     """
     target, drafter = models.target, models.drafter
-    # Up to so many tokens, these models compute each with bits that depend on no other.
-    chunk = min(CHUNK, SHARED_QUERIES) if batch_invariant else CHUNK
-    block = LIVE_BLOCK if live else chunk
+    block = LIVE_BLOCK if live else CHUNK
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     of_pieces = cache.for_other_model(CHUNK) if cache else None
     tokens, pieces = preamble
@@ -197,7 +192,7 @@ def _make_readers(
         PromptReader(drafter, CHUNK, of_pieces, preamble=pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
-        PromptReader(target, chunk, cache, live=live, preamble=tokens) if target.forward_pass.cuts_rows else None,
+        PromptReader(target, CHUNK, cache, live=live, preamble=tokens) if target.forward_pass.cuts_rows else None,
     )
 
 

@@ -13,7 +13,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 SourceName = Literal["own", "memory", "model"]
 Sources = Annotated[tuple[SourceName, ...], Field(strict=False)]
-WeightFormat = Literal["auto", "fastest", "float32", "bfloat16", "codes", "codes8", "int8", "int4"]
+WeightFormat = Literal["auto", "fastest", "codes", "codes8", "int8", "int4"]
 
 
 class Section(BaseModel):

@@ -85,16 +85,15 @@ class Config(Section):
     batch: int = Field(default=1, ge=1, description="Number of prompts decoded concurrently.")
     weights: WeightFormat = Field(
         default="auto",
-        description="Weight format of the targets: the fastest layout in the type `dtype` ('fastest'), in 'float32' or "
-        "in 'bfloat16'; 'codes', the own bits of a GGUF file, whose inputs are rounded to 16 bits; 'codes8', the same "
-        "with inputs of 8 bits, as other engines compute with them, faster and less precise; 'int8' and 'int4' "
-        "quantise the target and change its outputs. 'auto': 'codes' for a quantised GGUF file, else 'fastest'.",
+        description="Weight format of the targets: the fastest layout in the type `dtype` ('fastest'); 'codes', the "
+        "own bits of a GGUF file, whose inputs are rounded to 16 bits; 'codes8', the same with inputs of 8 bits, as "
+        "other engines compute with them, faster and less precise; 'int8' and 'int4' quantise the target and change "
+        "its outputs. 'auto': 'codes' for a quantised GGUF file, else 'fastest'.",
     )
     batch_invariant: bool = Field(
         default=False,
-        description="Whether a token has the same logits bit for bit whatever else a pass computes. With the compiled "
-        "forward pass it always has; the packed one then computes passes of all sizes with one kernel and one query at "
-        "a time, which is slower, and no trees are verified.",
+        description="Whether a token must have the same logits bit for bit whatever else a pass computes. With the "
+        "compiled forward pass it has, which is then used for large models in float32 too; others are refused.",
     )
     threads: int | None = Field(
         default=None, ge=1, description="Number of CPU threads. Default: 1 for small targets, else torch's choice."

@@ -36,7 +36,6 @@ class CompiledLlamaForward(SlotForward):
     """Compiled forward with its own keys and values over shared weights."""
 
     weights: CompiledLlamaWeights
-    reads_trees = True
 
     def __init__(self, weights: CompiledLlamaWeights) -> None:
         super().__init__(weights)

@@ -17,17 +17,17 @@ from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_m
 from stages.engine.compiled.products import ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
 from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
-from stages.engine.forward_pass.kernels import Matrix
+from stages.engine.forward_pass.kernels import Matrix, read_matrix
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.quantisation.groups import GroupedMatrix
-from stages.engine.quantisation.modules import find_attached, find_groups, has_groups
+from stages.engine.quantisation.modules import QUANTISED_BITS, find_attached, find_groups, has_groups
 
-ROUNDED_INPUTS = {"codes": 16, "int4": 16, "codes8": 8}  # bits of inputs, by the format of codes
+ROUNDED_INPUTS = {"codes": 16, "codes8": 8, "int8": 16, "int4": 16}  # bits of inputs, by the format of codes
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
 
 
 def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool) -> bool:
-    """Check whether the compiled forward computes a model in this format of weights, and is the fastest to do so.
+    """Check whether the compiled forward computes a model, and is the fastest to do so, or the only one in this format.
 
     Numbers of 32 bits, read from memory, it multiplies with up to four rows faster than oneDNN, and with more rows
     slower (benchmarks/notes/passes.md). Of codes and numbers of 16 bits it reads less. The packed forward is for fewer
@@ -35,14 +35,12 @@ def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool)
     """
     if not has_compiled_forward(model):
         return False
-    if weights not in ("fastest", "float32"):
-        return weights in ROUNDED_INPUTS
-    if not has_packed_forward(model):
+    if weights in ROUNDED_INPUTS or batch_invariant or not has_packed_forward(model):
         return True
     small = sum(weight.numel() for weight in model.parameters()) < SMALL
     sample = model.model.layers[-1].mlp.down_proj.weight.detach()
     short = torch.equal(sample.bfloat16().float(), sample)
-    return batch_invariant or small or short or has_groups(model)
+    return small or short or has_groups(model)
 
 
 def has_compiled_forward(model: Any) -> bool:
@@ -85,14 +83,16 @@ class CompiledLayer:
 class CompiledLlamaWeights(PackedLlamaWeights):
     """A model's weights for the compiled forward; several forwards, each with its own cache, may share them.
 
-    Args: see `PackedLlamaWeights`.
+    Args:
+        weights: their format, a key of `ROUNDED_INPUTS` or `fastest`.
     """
 
     layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels
 
-    def __init__(self, model: Any, weights: str, *, batch_invariant: bool = False) -> None:
+    def __init__(self, model: Any, weights: str) -> None:
+        self._format = weights
         self._rotations_KPR = torch.empty(1, 0, 0)  # see `rotation_tables`
-        super().__init__(model, weights, batch_invariant=batch_invariant)
+        super().__init__(model)
 
     @override
     @torch.inference_mode()
@@ -101,7 +101,6 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         assert family is not None, "see `has_compiled_forward`"
         self._family: Family = family
         super().refresh()
-        self.splits_tokens = False  # a token's outputs never depend on what else a pass computes
         self.norm_W = self._read_norm(self.model.model.norm)
         self.embeddings = self.embedding_VW.detach().numpy()
         self.shape = self._make_shape()
@@ -146,8 +145,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     def pack_output_layer(self, ids: Tensor | None) -> PackedMatrix:
         """Pack the output layer, or its rows of these ids only. It is never quantised here."""
         head = self.model.lm_head
-        bias_O = None if head.bias is None else head.bias.detach()
-        matrix = Matrix(head.weight.detach(), bias_O, _widen(find_attached(head)))
+        matrix = read_matrix(head, _widen(find_attached(head)))
         (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
         return packed
 
@@ -196,13 +194,10 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         return weight_W + self._family.norm_offset if self._family.norm_offset else weight_W
 
     def _read(self, linear: nn.Linear) -> Matrix:
-        """Return the matrix of a module, with the codes that it has or, in four bits, that it is quantised to."""
-        bias_O = None if linear.bias is None else linear.bias.detach()
-        if self._format == "int4":
-            groups = find_groups(linear, quantise=not has_groups(self.model))
-        else:
-            groups = find_attached(linear)
-        return Matrix(linear.weight.detach(), bias_O, _widen(groups))
+        """Return the matrix of a module, with the codes that it has or that it is quantised to."""
+        bits = QUANTISED_BITS.get(self._format)
+        groups = find_groups(linear, bits, quantise=not has_groups(self.model)) if bits else find_attached(linear)
+        return read_matrix(linear, _widen(groups))
 
     @override
     def _head_norm(self, attention: Any, name: str) -> Tensor | None:

@@ -53,8 +53,6 @@ def make_layout(weights: PackedLlamaWeights, batch: ForwardBatch, window: int | 
     device, counts, starts, seen = weights.device, batch.counts, batch.starts, batch.seen
     begin = 0 if window is None else max(0, min(starts) + 1 - window)
     rows, width = slice(batch.first, batch.first + len(counts)), max(counts)
-    if weights.splits_tokens and width <= SHARED_QUERIES:
-        return AttentionLayout(rows, seen, None, parts=_split_tokens(batch, window))
     if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
         return AttentionLayout(rows, seen, None, begin=begin)
     if len(counts) * width > PADDING_WASTE * sum(counts):
@@ -73,23 +71,6 @@ def make_layout(weights: PackedLlamaWeights, batch: ForwardBatch, window: int | 
     scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
     gather_BQ = _ranges_by_row([0, *accumulate(counts)], counts, device)
     return AttentionLayout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
-
-
-def _split_tokens(batch: ForwardBatch, window: int | None) -> tuple[tuple[slice, AttentionLayout], ...]:
-    """Make one layout per token.
-
-    Attention over several queries differs in the last bit from that over one; rounding the inputs of the next
-    linear layer can make a whole step of it. One query at a time, a token has the same outputs bit for bit whatever
-    is computed with it.
-    """
-    places = [(row, slot + 1) for row, slots in enumerate(batch.slots, batch.first) for slot in slots]
-    return tuple(
-        (
-            slice(number, number + 1),
-            AttentionLayout(slice(row, row + 1), seen, None, begin=0 if window is None else max(0, seen - window)),
-        )
-        for number, (row, seen) in enumerate(places)
-    )
 
 
 def _split_rows(
@@ -124,17 +105,9 @@ class PackedLlamaForward(SlotForward):
     def share(self) -> "PackedLlamaForward":
         return PackedLlamaForward(self.weights)
 
-    @property
-    @override
-    def reads_trees(self) -> bool:
-        """Equal bits need one query at a time, see `_split_tokens`, which attends to all keys before it."""
-        return not self.weights.splits_tokens
-
     @override
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         weights, device = self.weights, self.weights.device
-        if batch.paths is not None and not self.reads_trees:
-            raise ValueError(f"{self.name} reads chains, not trees: each token is computed by itself")
         slots = [row * self._capacity + slot for row, own in enumerate(batch.slots, batch.first) for slot in own]
         line = torch.tensor([list(chain(*batch.tokens)), list(chain(*batch.positions)), slots], device=device)
         ids_N, positions_N, slots_N = line

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.forward_pass.kernels import Kernel, KernelMaker, Matrix, join_matrices, read_matrix
+from stages.engine.forward_pass.kernels import Kernel, Matrix, join_matrices, make_kernel, read_matrix
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
@@ -51,15 +51,10 @@ class PackedLlamaWeights:
 
     Args:
         model: of one of the `ARCHITECTURES`.
-        weights: format of the weights, see `KernelMaker`.
-        batch_invariant: whether a token's outputs must not depend on what else a pass computes: one kernel for all
-            numbers of rows, and attention for one query at a time.
     """
 
-    def __init__(self, model: Any, weights: str, *, batch_invariant: bool = False) -> None:
-        self.model, self._format, self._batch_invariant = model, weights, batch_invariant
-        self.splits_tokens = batch_invariant  # see `_split_tokens`
-        self._kernels = KernelMaker(weights, batch_invariant=batch_invariant)
+    def __init__(self, model: Any) -> None:
+        self.model = model
         attention = model.model.layers[0].self_attn
         self.head_size: int = attention.head_dim
         self.heads: int = model.config.num_attention_heads
@@ -89,7 +84,7 @@ class PackedLlamaWeights:
         one.
         """
         matrix = read_matrix(self.model.lm_head)
-        return self._kernels.make_output(matrix if ids is None else matrix.take(ids))
+        return make_kernel(matrix if ids is None else matrix.take(ids))
 
     def rotations(self, positions_N: Tensor, longest: int) -> Tensor:
         """Return, per position below `longest`, the complex numbers that rotate neighbouring pairs (N, E / 2)."""
@@ -110,11 +105,6 @@ class PackedLlamaWeights:
         window: int | None = getattr(self.model.config, "sliding_window", None)
         return window if any(self.slides) else None
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Size of the keys and values of one token in all layers."""
-        return len(self.layers) * 2 * self.key_heads * self.head_size * torch.finfo(self.dtype).bits // 8
-
     def normalise(self, x_NX: Tensor, weight_X: Tensor) -> Tensor:
         """Divide by the root of the mean square over the last dimension, and scale.
 
@@ -126,24 +116,21 @@ class PackedLlamaWeights:
         return x_NX * torch.addcmul(self.eps, norm_N1, norm_N1, value=1 / x_NX.shape[-1]).rsqrt_() * weight_X
 
     def describe(self) -> str:
-        """Describe the formats of the weights in readable words."""
-        single = " with one kernel for all rows" if self._batch_invariant else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"packed forward{single}, {self._kernels.describe()} weights, {dtype}"
+        """Describe the forward pass over the weights in readable words."""
+        return f"packed forward, {str(self.dtype).removeprefix('torch.')}"
 
     def _make_layer(self, layer: Any) -> Layer:
         attention, inner = layer.self_attn, layer.mlp
-        make = self._kernels.make
         turned = [self._interleave(attention.q_proj), self._interleave(attention.k_proj)]
         return Layer(
             layer.input_layernorm.weight,
-            make(join_matrices([*turned, read_matrix(attention.v_proj)])),
+            make_kernel(join_matrices([*turned, read_matrix(attention.v_proj)])),
             self._head_norm(attention, "q_norm"),
             self._head_norm(attention, "k_norm"),
-            make(read_matrix(attention.o_proj)),
+            make_kernel(read_matrix(attention.o_proj)),
             layer.post_attention_layernorm.weight,
-            make(join_matrices([read_matrix(inner.gate_proj), read_matrix(inner.up_proj)])),
-            make(read_matrix(inner.down_proj)),
+            make_kernel(join_matrices([read_matrix(inner.gate_proj), read_matrix(inner.up_proj)])),
+            make_kernel(read_matrix(inner.down_proj)),
         )
 
     def _interleave(self, projection: Any) -> Matrix:

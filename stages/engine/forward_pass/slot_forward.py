@@ -19,7 +19,7 @@ from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 class SlotForward(Forward):
     """A forward pass with its own keys and values over shared weights."""
 
-    cuts_rows = True
+    reads_trees = cuts_rows = True
 
     def __init__(self, weights: PackedLlamaWeights) -> None:
         self.weights = weights

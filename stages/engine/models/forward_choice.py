@@ -19,7 +19,6 @@ from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.forward_pass.proof import (
-    ROUNDED,
     ROUNDED_IN_8_BITS,
     ROUNDED_IN_16_BITS,
     check_spans,
@@ -31,11 +30,8 @@ from stages.engine.forward_pass.proof import (
 )
 from stages.engine.forward_pass.row_forward import Reading, RowForward, find_rope_switch
 from stages.engine.forward_pass.slot_forward import SlotForward
-from stages.engine.quantisation.modules import CODE_FORMATS, ROUNDING, drop_groups, has_groups, round_weights
+from stages.engine.quantisation.modules import ROUNDING, drop_groups, has_groups, round_weights
 from store.errors import ModelError
-
-# Formats that compute with the codes of a file where possible.
-CODES = ("auto", *CODE_FORMATS, "int4", "fastest", "float32")
 
 
 def choose_weights(model: Any) -> str:
@@ -45,25 +41,35 @@ def choose_weights(model: Any) -> str:
     return "codes" if has_compiled_forward(model) and has_groups(model) else "fastest"
 
 
-def can_pack(model: Any, weights: str) -> bool:
-    """Check whether a forward pass over weights of its own computes a model in a format of weights."""
-    return has_packed_forward(model) or prefers_compiled_forward(model, weights, batch_invariant=True)
+LIMITS = {16: ROUNDED_IN_16_BITS, 8: ROUNDED_IN_8_BITS}  # largest deviations, by the bits of inputs
+PACKED = "packed"
+
+
+def can_pack(model: Any) -> bool:
+    """Check whether a forward pass over weights of its own computes a model."""
+    return has_packed_forward(model) or has_compiled_forward(model)
 
 
 def pack_weights(model: Any, weights: str, *, batch_invariant: bool) -> PackedLlamaWeights:
     """Pack the weights of a model that `can_pack`.
 
     Raises:
-        ModelError: `codes`, `codes8` or `int4` without the compiled forward.
+        ModelError: the weights are to be rounded, or batch-invariant, without the compiled forward.
     """
-    compiled = prefers_compiled_forward(model, weights, batch_invariant=batch_invariant)
-    if weights in ROUNDED_INPUTS and not compiled:
-        raise ModelError(
-            f"weights in {weights} need the compiled forward pass (Llama-like models in float32 on a CPU, with heads "
-            "of a multiple of 16 numbers); try weights = 'fastest'"
-        )
-    made = CompiledLlamaWeights if compiled else PackedLlamaWeights
-    return made(model, weights, batch_invariant=batch_invariant)
+    if prefers_compiled_forward(model, weights, batch_invariant=batch_invariant):
+        return CompiledLlamaWeights(model, weights)
+    if need := describe_need(weights, batch_invariant=batch_invariant):
+        raise ModelError(f"{need}; try weights = 'fastest'")
+    return PackedLlamaWeights(model)
+
+
+def describe_need(weights: str, *, batch_invariant: bool) -> str:
+    """Return the beginning of a message that the compiled forward pass is needed; empty if it is not."""
+    if weights not in ROUNDING and not batch_invariant:
+        return ""
+    wanted = f"weights in {weights} need" if weights in ROUNDING else "batch_invariant needs"
+    kinds = "Llama-like models in float32 on a CPU, with heads of a multiple of 16 numbers"
+    return f"{wanted} the compiled forward pass ({kinds})"
 
 
 def make_forward(weights: PackedLlamaWeights) -> SlotForward:
@@ -71,22 +77,10 @@ def make_forward(weights: PackedLlamaWeights) -> SlotForward:
     return CompiledLlamaForward(weights) if isinstance(weights, CompiledLlamaWeights) else PackedLlamaForward(weights)
 
 
-def limit_of(weights: str, packed: PackedLlamaWeights | None, model: Any) -> float:
-    """Return the largest deviation of a correct forward pass in this format of weights."""
-    if weights not in ROUNDING:
-        return tolerance(model)
-    if not isinstance(packed, CompiledLlamaWeights):
-        return ROUNDED
-    return ROUNDED_IN_8_BITS if ROUNDED_INPUTS[weights] == 8 else ROUNDED_IN_16_BITS
-
-
 def drop_useless_codes(model: Any) -> None:
     """Drop the codes that a file came with where no forward pass computes with them."""
     if not has_compiled_forward(model):
         drop_groups(model)
-
-
-PACKED = "packed"
 
 
 class ForwardSearch:
@@ -107,20 +101,16 @@ class ForwardSearch:
         *,
         batch_invariant: bool,
     ) -> None:
-        self._model, self._name, self._weights, self._batch_invariant = model, name, weights, batch_invariant
+        self._model, self._name, self._weights = model, name, weights
+        self._need = describe_need(weights, batch_invariant=batch_invariant)
         self._pack, self._read = pack, read
         self.candidates = self._list_candidates()  # by name what makes each forward pass, the fastest first
-
-    @property
-    def _needs_packed(self) -> bool:
-        """Whether the format of the weights, or the single kernel, exists with packed weights alone."""
-        return self._weights in ROUNDING or self._batch_invariant
 
     def _list_candidates(self) -> dict[str, Callable[[], Forward]]:
         candidates: dict[str, Callable[[], Forward]] = {}
         if pack := self._pack:
             candidates[PACKED] = lambda: make_forward(pack())
-        if self._needs_packed:
+        if self._need:
             return candidates
         # With modules, one row beyond a switch of the rotary frequencies would change those of all rows.
         if find_rope_switch(self._model.config.get_text_config()) is None:
@@ -145,8 +135,10 @@ class ForwardSearch:
             raise
         except Exception as error:  # a model may raise anything
             raise ModelError(f"{self._name} cannot compute a text: {describe_error(error)}") from error
-        packed = self._pack() if self._pack and self._needs_packed else None  # before the modules have other weights
-        limit, rounds = limit_of(self._weights, packed, self._model), self._weights in ROUNDING
+        rounds = self._weights in ROUNDING
+        limit = LIMITS[ROUNDED_INPUTS[self._weights]] if rounds else tolerance(self._model)
+        if self._pack and self._need:
+            self._pack()  # before the modules have other weights
         with round_weights(self._model, self._weights):
             makers = list(self.candidates.values())
             number, reasons = pick_forward(self._model, makers, limit, length, rounds_inputs=rounds)
@@ -163,10 +155,9 @@ class ForwardSearch:
     def _describe_failure(self, reasons: Sequence[str]) -> str:
         config = self._model.config.get_text_config()
         kinds = ", ".join(dict.fromkeys(getattr(config, "layer_types", None) or ())) or "of one kind"
-        if self._needs_packed:
-            why = f"; {reasons[0]}" if reasons else ", which does not support this architecture"
-            wanted = f"weights in {self._weights} need" if self._weights in ROUNDING else "batch_invariant needs"
-            return f"{self._name}: {wanted} the packed forward{why}; try weights = 'fastest'"
+        if self._need:
+            why = f"; {reasons[0]}" if reasons else ", which does not compute this model"
+            return f"{self._name}: {self._need}{why}; try weights = 'fastest'"
         tried = "; ".join(f"{name}: {reason}" for name, reason in zip(self.candidates, reasons, strict=False))
         return (
             f"{self._name} must give the same logits for a text read at once and in parts, but no forward pass does "

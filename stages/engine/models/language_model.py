@@ -34,7 +34,6 @@ from stages.engine.models.adapters import (
     strip_adapters,
 )
 from stages.engine.models.forward_choice import (
-    CODES,
     PACKED,
     ForwardSearch,
     can_pack,
@@ -44,7 +43,7 @@ from stages.engine.models.forward_choice import (
     pack_weights,
 )
 from stages.engine.models.huggingface import load_causal_model, raise_write_errors
-from stages.engine.quantisation.modules import CODE_FORMATS, FORMATS, has_groups
+from stages.engine.quantisation.modules import ROUNDING, has_groups
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -66,10 +65,10 @@ class LanguageModel:
     Args:
         model: any Hugging Face causal language model.
         name, adapter: for messages, and of the injected adapter to compute with.
-        weights: format of the packed weights, see `KernelMaker`; `auto` is chosen by `choose_weights`.
+        weights: format of the packed weights; `auto` is chosen by `choose_weights`.
         packed_weights: such weights of this model if they exist already.
         measurements: store of proofs; by default that of this machine.
-        batch_invariant: see `PackedLlamaWeights`.
+        batch_invariant: whether a token must have the same bits whatever else a pass computes.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class LanguageModel:
         return make_forward(self._pack()) if self._can_pack() else ModuleForward(self.model)
 
     def _can_pack(self) -> bool:
-        return not self.adapter and can_pack(self.model, self.weights)
+        return not self.adapter and can_pack(self.model)
 
     def _pack(self) -> PackedLlamaWeights:
         if self._packed_weights is None:
@@ -177,7 +176,7 @@ class LanguageModel:
         The outcome is stored on this machine for these weights, this configuration and this code.
 
         Raises:
-            ModelError: no forward pass is right, or the weights are to be rounded and the packed forward is not.
+            ModelError: no forward pass is right, or the compiled one is needed and is not.
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
         pack = self._pack if self._can_pack() else None
@@ -386,12 +385,12 @@ def load_model(
     """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
 
     Args:
-        weights, measurements, batch_invariant: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
+        weights, measurements, batch_invariant: as for `LanguageModel`.
 
     Raises:
         ModelError: no model was found, or the hub cannot be reached.
     """
-    model = load_causal_model(source, dtype, device, codes=weights in CODES)
+    model = load_causal_model(source, dtype, device, codes=True)
     drop_useless_codes(model)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
 
@@ -410,7 +409,7 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
-    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in (*FORMATS, *CODE_FORMATS) else ""
+    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
     digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
     for weight in model.model.parameters():
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]

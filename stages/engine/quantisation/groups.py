@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # inputs of a group, of most matrices
-MIDDLE = 8  # the code of four bits in the middle of the range
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # ranges that are tried for a group, as shares of the range of its weights
 SMALLEST = 1e-30  # a scale that can be divided by
 
@@ -29,8 +28,8 @@ class GroupedMatrix:
 
     @classmethod
     @torch.no_grad()
-    def quantise(cls, weight_OI: Tensor) -> "GroupedMatrix":
-        """Quantise a matrix to four bits.
+    def quantise(cls, weight_OI: Tensor, bits: int = 4) -> "GroupedMatrix":
+        """Quantise a matrix to codes of four or eight bits.
 
         Of a few ranges, each group has the one with the smallest squared error. Scales and the weights in the middle
         are numbers of bfloat16.
@@ -38,9 +37,10 @@ class GroupedMatrix:
         Args:
             weight_OI: its number of inputs is divisible by `GROUP`.
         """
+        middle = 1 << bits - 1  # the code in the middle of the range
         weight_OGX = weight_OI.float().unflatten(1, (-1, GROUP))
         low_OG, high_OG = weight_OGX.aminmax(dim=2)
-        centre_OG, width_OG = (low_OG + high_OG) / 2, (high_OG - low_OG) / 15
+        centre_OG, width_OG = (low_OG + high_OG) / 2, (high_OG - low_OG) / (2 * middle - 1)
         least_OG = torch.full_like(centre_OG, torch.inf)
         codes_OGX = torch.zeros_like(weight_OGX, dtype=torch.uint8)
         scale_OG, zero_OG = torch.zeros_like(centre_OG), torch.zeros_like(centre_OG)
@@ -48,15 +48,15 @@ class GroupedMatrix:
             tried_OG = (width_OG * shrink).bfloat16().float()
             middle_OG = (centre_OG + tried_OG / 2).bfloat16().float()
             steps_OGX = (weight_OGX - middle_OG[..., None]) / tried_OG.clamp_min(SMALLEST)[..., None]
-            steps_OGX = steps_OGX.round_().clamp_(-MIDDLE, MIDDLE - 1)
+            steps_OGX = steps_OGX.round_().clamp_(-middle, middle - 1)
             error_OG = (steps_OGX * tried_OG[..., None] + middle_OG[..., None] - weight_OGX).square_().sum(2)
             better_OG = error_OG < least_OG
             least_OG = torch.where(better_OG, error_OG, least_OG)
             scale_OG, zero_OG = (
                 torch.where(better_OG, new, old) for new, old in ((tried_OG, scale_OG), (middle_OG, zero_OG))
             )
-            codes_OGX = torch.where(better_OG[..., None], (steps_OGX + MIDDLE).to(torch.uint8), codes_OGX)
-        return cls(codes_OGX.flatten(1), scale_OG, zero_OG - MIDDLE * scale_OG, 4)
+            codes_OGX = torch.where(better_OG[..., None], (steps_OGX + middle).to(torch.uint8), codes_OGX)
+        return cls(codes_OGX.flatten(1), scale_OG, zero_OG - middle * scale_OG, bits)
 
     def take(self, rows_O: Tensor) -> "GroupedMatrix":
         """Return the outputs with these indices."""

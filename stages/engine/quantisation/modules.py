@@ -12,9 +12,8 @@ from torch import nn
 
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
 
-FORMATS = ("bfloat16", "int4")  # formats of weights that change their values but keep the inputs' type
-CODE_FORMATS = ("codes", "codes8")  # that need the codes of a file and the compiled forward pass
-ROUNDING = ("int8", *CODE_FORMATS, *FORMATS)  # with which the inputs of matrices are rounded
+QUANTISED_BITS = {"int4": 4, "int8": 8}  # bits of the codes of weights that came without, by the format
+ROUNDING = ("codes", "codes8", *QUANTISED_BITS)  # formats with which the inputs of matrices are rounded
 _NAME = "omnidraft_groups"
 
 
@@ -25,17 +24,15 @@ def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
 
 def mean_bytes(model: Any, weights: str) -> float:
     """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
-    stored = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]
-    if weights in (*CODE_FORMATS, "int4"):
-        sizes = [weight.numel() * _bytes_of(groups, weight.element_size(), weights) for weight, groups in stored]
-        return sum(sizes) / max(1, sum(weight.numel() for weight, _ in stored))
-    return {"int8": 1.0, "bfloat16": 2.0, "float32": 4.0}.get(weights) or float(model.dtype.itemsize)
-
-
-def _bytes_of(groups: GroupedMatrix | None, as_loaded: int, weights: str) -> float:
-    if groups is not None:
-        return (groups.bits + 1) / 8
-    return (4 + 1) / 8 if weights == "int4" else as_loaded
+    if weights not in ROUNDING:
+        return float(model.dtype.itemsize)
+    size, numbers = 0.0, 0
+    for linear in _find_linears(model):
+        groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
+        bits = QUANTISED_BITS.get(weights) if groups is None else groups.bits
+        size += linear.weight.numel() * ((bits + 1) / 8 if bits else linear.weight.element_size())
+        numbers += linear.weight.numel()
+    return size / max(1, numbers)
 
 
 @torch.no_grad()
@@ -46,19 +43,19 @@ def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
     return groups if same else None
 
 
-def find_groups(linear: nn.Linear, *, quantise: bool) -> GroupedMatrix | None:
+def find_groups(linear: nn.Linear, bits: int, *, quantise: bool) -> GroupedMatrix | None:
     """Return the codes of a module's weight.
 
     Args:
         linear: its attached codes are used if `find_attached` finds them.
-        quantise: whether a weight without codes is quantised to four bits; else, None is returned for it. A weight that
-            changed after codes were attached is always quantised.
+        quantise: whether a weight without codes is quantised to these bits; else, None is returned for it. A weight
+            that changed after codes were attached is always quantised.
     """
     attached = find_attached(linear)
     if attached is not None:
         return attached
     fits = linear.weight.shape[1] % GROUP == 0 and linear.weight.numel() > 0
-    return GroupedMatrix.quantise(linear.weight) if fits and (quantise or _NAME in linear.__dict__) else None
+    return GroupedMatrix.quantise(linear.weight, bits) if fits and (quantise or _NAME in linear.__dict__) else None
 
 
 def drop_groups(model: Any) -> None:
@@ -74,21 +71,19 @@ def has_groups(model: Any) -> bool:
 
 @contextmanager
 def round_weights(model: Any, weights: str) -> Iterator[None]:
-    """Let the modules of a model compute with the weights of a format of `FORMATS`; others change nothing.
+    """Let the modules of a model compute with quantised weights; other formats change nothing.
 
     This is the model that kernels of that format are compared with. Matrices keep their type, and the output layer its
     weights.
     """
-    output = model.get_output_embeddings()
-    linears = [linear for linear in _find_linears(model) if linear is not output] if weights in FORMATS else []
+    output, bits, quantise = model.get_output_embeddings(), QUANTISED_BITS.get(weights), not has_groups(model)
+    linears = [linear for linear in _find_linears(model) if linear is not output] if bits else []
     saved = [(linear, linear.weight, linear.__dict__.get(_NAME)) for linear in linears]
-    quantise = weights == "int4" and not has_groups(model)
     try:
         for linear in linears:
-            groups = find_groups(linear, quantise=quantise) if weights == "int4" else None
-            rounded_OI = linear.weight.detach().bfloat16() if groups is None else groups.dequantise()
-            linear.weight = nn.Parameter(rounded_OI.to(linear.weight.dtype), requires_grad=False)
+            groups = find_groups(linear, bits or 0, quantise=quantise)
             if groups is not None:
+                linear.weight = nn.Parameter(groups.dequantise().to(linear.weight.dtype), requires_grad=False)
                 attach_groups(linear, groups)
         yield
     finally:

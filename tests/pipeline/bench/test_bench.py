@@ -132,7 +132,8 @@ def test_all_arms_give_plain_greedy_text(tiny_pair: TinyPair, tmp_path: Path):  
 
 
 def test_a_quantised_target_has_no_arm_of_transformers(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    arms = make_arms(config_of(tiny_pair, weights="int8"), tmp_path, lambda step: None)
+    compiled = {"targets": ("builtin:target-7m",), "drafter": "builtin:drafter-1.6m"}
+    arms = make_arms(config_of(tiny_pair, weights="int8", **compiled), tmp_path, lambda step: None)
     assert BenchArm.TRANSFORMERS not in arms.by_name
     assert arms.left_out == ["transformers was left out: it has no weights in int8"]
     arms.close()

@@ -129,27 +129,3 @@ def test_nothing_wanted_is_no_logits():
     model, row = model_of(CONFIGS["qwen3"]), row_of([1, 2, 3])
     model.admit(row, row.tokens)
     assert model.forward([row], [[4]], [0])[0].shape == (0, 97)
-
-
-@pytest.mark.parametrize("name", ["one key head", "qwen3"])
-def test_int8_with_batch_invariant_gives_a_token_the_same_bits_whatever_is_computed_with_it(name: str):
-    texts = [[(5 + 31 * place + 7 * row) % 97 for place in range(20 + 9 * row)] for row in range(4)]
-
-    def logits_of(batch: list[int], step: int) -> dict[int, torch.Tensor]:
-        model = model_of(CONFIGS[name])
-        model.weights, model.batch_invariant = "int8", True
-        rows = [row_of(texts[number][:6], remaining_tokens=64) for number in batch]
-        for row in rows:
-            model.admit(row, row.tokens)
-        found: dict[int, list[torch.Tensor]] = {number: [] for number in batch}
-        for place in range(5, 20, step):
-            fed = [texts[number][place : min(20, place + step)] for number in batch]
-            logits_NV, _ = model.forward(rows, fed, [len(new) for new in fed])
-            for number, own_QV in zip(batch, logits_NV.split([len(new) for new in fed]), strict=True):
-                found[number].append(own_QV)
-        return {number: torch.cat(parts) for number, parts in found.items()}
-
-    alone = {number: logits_of([number], 1)[number] for number in range(4)}
-    for batch, step in (([0, 1, 2, 3], 1), ([2, 0], 4), ([3, 1, 2], 15)):
-        for number, logits_TV in logits_of(batch, step).items():
-            assert torch.equal(logits_TV, alone[number])

@@ -183,7 +183,7 @@ def test_a_model_that_is_not_causal_is_refused_with_its_layers(monkeypatch: pyte
 def test_int8_is_refused_where_it_cannot_be_had():
     model = make_model("alternating windows")
     model.weights = "int8"
-    with pytest.raises(ModelError, match="int8 need the packed forward, which does not support this architecture"):
+    with pytest.raises(ModelError, match="weights in int8 need the compiled forward pass"):
         model.prove_forward()
 
 

@@ -320,19 +320,6 @@ def test_rows_by_themselves_read_chains_only(reading: Reading):
         forward.keep(0, 0, [0, 2])
 
 
-def test_batch_invariant_reads_chains_only():
-    model, row = make_model("packed, shared key heads", torch.float32), row_of([1, 2, 3], remaining_tokens=8)
-    packed = LanguageModel(model.model, "int8", weights="int8", batch_invariant=True)
-    packed.prove_forward()
-    assert not packed.reads_trees
-    assert not packed.forward_pass.reads_trees
-    packed.admit(row, row.tokens)
-    packed.forward([row], [[4, 5]], [1], parents=[[-1, 0]])
-    packed.reads_trees = True
-    with pytest.raises(ValueError, match="reads chains, not trees"):
-        packed.forward([row], [[6, 7]], [1], parents=[[-1, -1]])
-
-
 @every_case
 def test_the_proof_finds_that_trees_are_read_and_copies_inherit_it(case: str):
     model = make_model(case, torch.float32)
