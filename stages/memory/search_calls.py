@@ -4,15 +4,14 @@ Shapes: B rows of a batch, N candidates.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import carray
 
-from stages.engine.compiled.lines.compiling import as_pointer, compile_call, compiled
+from stages.engine.compiled.lines.compiling import CompiledCall, as_pointer, compiled
 from stages.memory.calibration import CELLS, ChanceArrays
 from stages.memory.counting import CONTINUATIONS, TableArrays
 from stages.memory.ngram_table import FIRST_SLOTS, SLOT_BYTES, NgramTable
@@ -69,6 +68,7 @@ def _read_batch(table: Integers) -> SearchedRows:
     )
 
 
+@CompiledCall
 def _grow(table: Integers) -> None:
     points, most = table[OTHERS], table[ROWS] * table[NODES]
     costs = carray(as_pointer(table[OTHERS + 2]), (points + 1,), dtype=np.float64)
@@ -79,6 +79,7 @@ def _grow(table: Integers) -> None:
     count[0] = grow_rows(_read_sources(table), _read_batch(table), curve, fields, chances)
 
 
+@CompiledCall
 def _observe(table: Integers) -> None:
     emitted = carray(as_pointer(table[OTHERS]), (table[OTHERS + 1],), dtype=np.int64)
     counts = carray(as_pointer(table[OTHERS + 2]), (table[ROWS],), dtype=np.int64)
@@ -86,19 +87,10 @@ def _observe(table: Integers) -> None:
     observe_rows(_read_sources(table), _read_batch(table), emitted, counts, predicted)
 
 
-class _Calls(NamedTuple):
-    grow: Callable[[int], None]
-    observe: Callable[[int], None]
-
-
-@cache
-def _compile_calls() -> _Calls:
-    return _Calls(compile_call(_grow), compile_call(_observe))
-
-
 def compile_search() -> None:
     """Compile the search and the table, or load them: before the first draft, and during work that nobody times."""
-    _compile_calls()
+    _grow.prepare()
+    _observe.prepare()
     table = NgramTable(FIRST_SLOTS * SLOT_BYTES)
     table.learn((1, 2), 0)
     table.mean_frequency((1,))
@@ -132,7 +124,7 @@ class Search:
         others = (
             len(points), _address(sizes), _address(costs), fields.ctypes.data, chances.ctypes.data, _address(count),
         )  # fmt: skip
-        self._call(_compile_calls().grow, table, order, texts, rows, others)
+        self._call(_grow, table, order, texts, rows, others)
         return fields[: count[0]].tolist(), chances[: count[0]].tolist()
 
     def observe(
@@ -149,12 +141,12 @@ class Search:
         joined = array("q", [token for own in emitted for token in own])
         counts, predicted = array("q", map(len, emitted)), array("q", bytes(8 * len(emitted)))
         others = _address(joined), len(joined), _address(counts), _address(predicted)
-        self._call(_compile_calls().observe, table, order, texts, rows, others)
+        self._call(_observe, table, order, texts, rows, others)
         return predicted.tolist()
 
     def _call(
         self,
-        function: Callable[[int], None],
+        function: CompiledCall,
         table: TableArrays,
         order: int,
         texts: npt.NDArray[np.int32],

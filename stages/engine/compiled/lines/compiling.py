@@ -5,13 +5,14 @@ files of the function's folder and of `stages/engine/compiled`: a change of any 
 is code, as Python's own caches are.
 
 Numba's own calls take 50 microseconds with many arrays when the processor has forgotten what they are. A call that
-matters gets one argument, the address of a table with the addresses of the arrays.
+matters gets their addresses.
 """
 
 import ctypes
 import hashlib
+import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from stages.vocabulary.disk_cache import cache_folder
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-CALL = types.void(types.CPointer(types.int64))
+_KINDS = {
+    int: (types.int64, ctypes.c_int64),
+    float: (types.float64, ctypes.c_double),
+    Integers: (types.CPointer(types.int64), ctypes.c_void_p),
+}
 
 compiled = njit(error_model="numpy")  # a function that compiled functions call, and are compiled with
 
@@ -35,11 +40,26 @@ def compile_function(function: Callable[..., Any]) -> Any:
     return _compile(njit, function)
 
 
-def compile_call(function: Callable[..., None]) -> Callable[[int], None]:
-    """Compile a function of a table of integers, and return what calls it with the table's address."""
-    made = _compile(lambda **options: cfunc(CALL, **options), function)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
-    return lambda address, _made=made: call(address)  # type: ignore[misc]  # kept as long as its code is called
+class CompiledCall:
+    """A function of integers, floats and addresses, compiled or loaded at its first call or by `prepare`."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @cached_property
+    def _call(self) -> Callable[..., None]:
+        own = [_KINDS[parameter.annotation] for parameter in inspect.signature(self._function).parameters.values()]
+        signature = types.void(*(kind for kind, _ in own))
+        # kept as long as its code is called
+        self._compiled = _compile(lambda **options: cfunc(signature, **options), self._function)
+        return ctypes.CFUNCTYPE(None, *(kind for _, kind in own))(self._compiled.address)
+
+    def prepare(self) -> None:
+        """Compile the function, or load it: seconds on the first start of a release."""
+        _ = self._call
+
+    def __call__(self, *numbers: float) -> None:
+        self._call(*numbers)
 
 
 def _compile(decorate: Callable[..., Any], function: Callable[..., Any]) -> Any:
@@ -73,12 +93,6 @@ def as_pointer(typing_context: Any, address: Any) -> Any:
 def floats_at(address: int, count: int) -> Floats:
     """Return numbers of float32 at an address."""
     return carray(as_pointer(address), (count,), dtype=np.float32)
-
-
-@compiled
-def doubles_at(address: int, count: int) -> npt.NDArray[np.float64]:
-    """Return numbers of float64 at an address."""
-    return carray(as_pointer(address), (count,), dtype=np.float64)
 
 
 @compiled

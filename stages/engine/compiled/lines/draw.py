@@ -7,27 +7,16 @@ Shapes: V weights, C chunks.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
-from stages.engine.compiled.lines.compiling import (
-    Floats,
-    Integers,
-    compile_call,
-    compiled,
-    doubles_at,
-    floats_at,
-    integers_at,
-)
+from stages.engine.compiled.lines.compiling import CompiledCall, Floats, compiled, floats_at, integers_at
 from stages.engine.compiled.lines.line import ZERO, sums_in_any_order
 
 CHUNK = 256  # weights of a chunk
 NOTHING = -1  # index where there is no weight
-# Places in the table that the compiled function reads: sizes, and addresses of what it reads and writes.
-WEIGHTS, SIZE, UNIFORM, EXCLUDED, EXCLUDED_COUNT, INDEX = range(6)
 
 
 def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int:
@@ -45,28 +34,20 @@ def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int
         uniform: in [0, 1).
         excluded: indices that have no weight here.
     """
-    index, point, indices = array("q", (NOTHING,)), array("d", (uniform,)), array("q", excluded)
-    addresses = [numbers.buffer_info()[0] for numbers in (point, indices, index)]
-    table = array("q", (weights_V.data_ptr(), len(weights_V), *addresses[:2], len(indices), addresses[2]))
-    compile_draw()(table.buffer_info()[0])
+    index, indices = array("q", (NOTHING,)), array("q", excluded)
+    draw_index(weights_V.data_ptr(), len(weights_V), uniform, *indices.buffer_info(), index.buffer_info()[0])
     return index[0]
 
 
-@cache
-def compile_draw() -> Callable[[int], None]:
-    """Compile the function, or load it."""
-    return compile_call(_draw)
-
-
-def _draw(table: Integers) -> None:
+@CompiledCall
+def draw_index(weights: int, size: int, uniform: float, indices: int, count: int, index: int) -> None:
     """Draw an index with some weights at 0, which are restored: the last one first, as an index may occur twice."""
-    weights_V = floats_at(table[WEIGHTS], table[SIZE])
-    excluded = integers_at(table[EXCLUDED], table[EXCLUDED_COUNT])
+    weights_V, excluded = floats_at(weights, size), integers_at(indices, count)
     kept = np.empty(excluded.size, np.float32)
     for number in range(excluded.size):
         kept[number] = weights_V[excluded[number]]
         weights_V[excluded[number]] = ZERO
-    integers_at(table[INDEX], 1)[0] = _invert(weights_V, doubles_at(table[UNIFORM], 1)[0])
+    integers_at(index, 1)[0] = _invert(weights_V, uniform)
     for number in range(excluded.size - 1, -1, -1):
         weights_V[excluded[number]] = kept[number]
 

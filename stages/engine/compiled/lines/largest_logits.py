@@ -7,8 +7,7 @@ Shapes: N lines, V logits of a line, K largest.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from numba import carray
 from torch import Tensor
 
 from stages.engine.compiled.lines.compiling import (
+    CompiledCall,
     Floats,
-    Integers,
     as_pointer,
-    compile_call,
     compiled,
     floats_at,
     integers_at,
@@ -35,8 +33,6 @@ from stages.engine.compiled.lines.line import (
 )
 
 CHUNK = 64
-# Places in the table that the compiled function reads: sizes, and addresses of what it reads and writes.
-LOGITS, STRIDE, SIZE, LINES, NUMBERS, COUNT, SCALE, IDS, VALUES, SUMS = range(10)
 
 
 class LargestLogits:
@@ -53,11 +49,10 @@ class LargestLogits:
     """
 
     def __init__(self, count: int, temperature: float) -> None:
-        self._count, self._scale = count, array("f", (1 / temperature,))
+        self._count, self._scale = count, 1 / temperature
 
     @staticmethod
     def reads(logits_NV: Tensor) -> bool:
-        """Return whether logits can be read: at least one line, see `can_read`."""
         return len(logits_NV) > 0 and can_read(logits_NV)
 
     def __call__(
@@ -74,29 +69,32 @@ class LargestLogits:
         shape = len(numbers), self._count
         ids, values, sums = np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty((shape[0], 1), np.float32)
         logits = logits_NV.data_ptr(), logits_NV.stride(0), logits_NV.shape[1]
-        inputs = len(numbers), numbers.buffer_info()[0], self._count, self._scale.buffer_info()[0]
-        table = array("q", (*logits, *inputs, ids.ctypes.data, values.ctypes.data, sums.ctypes.data))
-        compile_selection()(table.buffer_info()[0])
+        outputs = ids.ctypes.data, values.ctypes.data, sums.ctypes.data
+        select_lines(*logits, *numbers.buffer_info(), self._count, self._scale, *outputs)
         return ids, values, sums
 
 
-@cache
-def compile_selection() -> Callable[[int], None]:
-    """Compile the function, or load it."""
-    return compile_call(_select_lines)
-
-
-def _select_lines(table: Integers) -> None:
-    lines, count = table[LINES], table[COUNT]
-    numbers = integers_at(table[NUMBERS], lines)
-    scale, sums = floats_at(table[SCALE], 1)[0], floats_at(table[SUMS], lines)
-    ids = carray(as_pointer(table[IDS]), (lines, count), dtype=np.int32)
-    values = carray(as_pointer(table[VALUES]), (lines, count), dtype=np.float32)
+@CompiledCall
+def select_lines(
+    logits: int,
+    stride: int,
+    size: int,
+    numbers: int,
+    lines: int,
+    count: int,
+    scale: float,
+    to_ids: int,
+    to_values: int,
+    to_sums: int,
+) -> None:
+    """Write what is selected of each line."""
+    own, sums = integers_at(numbers, lines), floats_at(to_sums, lines)
+    ids = carray(as_pointer(to_ids), (lines, count), dtype=np.int32)
+    values = carray(as_pointer(to_values), (lines, count), dtype=np.float32)
     for number in range(lines):
-        start = table[LOGITS] + 4 * numbers[number] * table[STRIDE]
-        line = floats_at(start, table[SIZE])
+        line = floats_at(logits + 4 * own[number] * stride, size)
         _select(line, ids[number], values[number])
-        sums[number] = sum_exponentials(line, values[number, 0], scale)
+        sums[number] = sum_exponentials(line, values[number, 0], np.float32(scale))
 
 
 @compiled

@@ -8,8 +8,7 @@ Shapes: B lines, D drafter ids, W width of the drafter, F head features, H inner
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from numba import carray
 from torch import Tensor
 
 from stages.engine.compiled.lines.compiling import (
+    CompiledCall,
     Floats,
     Integers,
     as_pointer,
-    compile_call,
     compiled,
     floats_at,
     integers_at,
@@ -40,10 +39,8 @@ from stages.engine.compiled.lines.line import (
 LOWEST_LOG = np.float32(-10.0)  # of the piece's own probability, as a feature
 NORM_EPS = np.float32(1e-5)  # of `torch.nn.LayerNorm`
 EXTRA = 5  # features after the hidden state, as in `piece_features`
-# Places in the table that the compiled function reads: sizes, and addresses of what it reads and writes.
-LINES, LOGITS, LOGITS_STRIDE, SIZE, HIDDEN, HIDDEN_STRIDE, WIDTH, INNER, LAYERS = range(9)
-PIECES, INDEX, FEATURES, ESTIMATES, NORM_SCALE, NORM_SHIFT = range(9, 15)
-WEIGHTS = 15  # of the head's layers, each followed by its bias: the first, the inner ones, the last
+# Among the addresses of the head's parameters: of its norm, and of its layers, each followed by its bias.
+NORM_SCALE, NORM_SHIFT, WEIGHTS = range(3)
 
 
 class PieceEstimates:
@@ -54,7 +51,6 @@ class PieceEstimates:
 
     @staticmethod
     def reads(hidden_BW: Tensor, logits_BD: Tensor) -> bool:
-        """Return whether a state and logits can be read: at least one line, see `can_read`."""
         return len(logits_BD) > 0 and can_read(hidden_BW) and can_read(logits_BD)
 
     def __call__(
@@ -70,31 +66,39 @@ class PieceEstimates:
         lines, size = logits_BD.shape
         features = np.empty((lines, self._width + EXTRA), np.float32)
         estimates = np.empty(lines, np.float32)
-        numbers = array("q", pieces)
-        sizes = lines, logits_BD.data_ptr(), logits_BD.stride(0), size, hidden_BW.data_ptr(), hidden_BW.stride(0)
-        inputs = self._width, self._inner, self._layers, numbers.buffer_info()[0], index
-        outputs = features.ctypes.data, estimates.ctypes.data
-        table = array("q", (*sizes, *inputs, *outputs, *(weight.data_ptr() for weight in weights)))
-        compile_estimation()(table.buffer_info()[0])
+        numbers, head = array("q", pieces), array("q", [weight.data_ptr() for weight in weights])
+        logits = logits_BD.data_ptr(), logits_BD.stride(0), size
+        hidden = hidden_BW.data_ptr(), hidden_BW.stride(0), self._width
+        drafted, outputs = (*numbers.buffer_info(), index), (features.ctypes.data, estimates.ctypes.data)
+        estimate_lines(head.buffer_info()[0], self._inner, self._layers, *logits, *hidden, *drafted, *outputs)
         return features, estimates
 
 
-@cache
-def compile_estimation() -> Callable[[int], None]:
-    """Compile the function, or load it."""
-    return compile_call(_estimate_lines)
-
-
-def _estimate_lines(table: Integers) -> None:
-    lines, width = table[LINES], table[WIDTH]
-    pieces, estimates = integers_at(table[PIECES], lines), floats_at(table[ESTIMATES], lines)
+@CompiledCall
+def estimate_lines(
+    head: Integers,
+    inner: int,
+    layers: int,
+    logits: int,
+    logits_stride: int,
+    size: int,
+    hidden: int,
+    hidden_stride: int,
+    width: int,
+    drafted: int,
+    lines: int,
+    index: int,
+    to_features: int,
+    to_estimates: int,
+) -> None:
+    """Write the features and the estimate of each line."""
+    pieces, estimates = integers_at(drafted, lines), floats_at(to_estimates, lines)
     for number in range(lines):
-        features = floats_at(table[FEATURES] + 4 * number * (width + EXTRA), width + EXTRA)
-        hidden = floats_at(table[HIDDEN] + 4 * number * table[HIDDEN_STRIDE], width)
-        logits = floats_at(table[LOGITS] + 4 * number * table[LOGITS_STRIDE], table[SIZE])
-        features[:width] = hidden
-        _read_distribution(logits, pieces[number], table[INDEX], features[width:])
-        estimates[number] = _estimate(table, features)
+        features = floats_at(to_features + 4 * number * (width + EXTRA), width + EXTRA)
+        features[:width] = floats_at(hidden + 4 * number * hidden_stride, width)
+        line = floats_at(logits + 4 * number * logits_stride, size)
+        _read_distribution(line, pieces[number], index, features[width:])
+        estimates[number] = _estimate(head, width, inner, layers, features)
 
 
 @compiled
@@ -111,18 +115,17 @@ def _read_distribution(logits: Floats, piece: int, index: int, features: Floats)
 
 
 @compiled
-def _estimate(table: Integers, features: Floats) -> np.float32:
+def _estimate(head: Integers, width: int, inner: int, layers: int, features: Floats) -> np.float32:
     """Return the probability that the head gives to features."""
-    width, inner, layers = table[WIDTH], table[INNER], table[LAYERS]
     inputs = features.copy()
-    _normalise(inputs[:width], floats_at(table[NORM_SCALE], width), floats_at(table[NORM_SHIFT], width))
+    _normalise(inputs[:width], floats_at(head[NORM_SCALE], width), floats_at(head[NORM_SHIFT], width))
     state, added = np.empty(inner, np.float32), np.empty(inner, np.float32)
-    _multiply(table, 0, inputs, state)
+    _multiply(head, 0, inputs, state)
     for layer in range(1, layers + 1):
-        _multiply(table, layer, state, added)
+        _multiply(head, layer, state, added)
         state += _activate(added)
     output = np.empty(1, np.float32)
-    _multiply(table, layers + 1, _activate(state), output)
+    _multiply(head, layers + 1, _activate(state), output)
     return logistic(output[0])
 
 
@@ -150,11 +153,10 @@ def _normalise(numbers: Floats, scale: Floats, shift: Floats) -> None:
 
 
 @sums_in_any_order
-def _multiply(table: Integers, layer: int, inputs: Floats, outputs: Floats) -> None:
+def _multiply(head: Integers, layer: int, inputs: Floats, outputs: Floats) -> None:
     """Compute the outputs of a layer."""
-    address = table[WEIGHTS + 2 * layer]
-    weights = carray(as_pointer(address), (outputs.size, inputs.size), dtype=np.float32)
-    bias = floats_at(table[WEIGHTS + 2 * layer + 1], outputs.size)
+    weights = carray(as_pointer(head[WEIGHTS + 2 * layer]), (outputs.size, inputs.size), dtype=np.float32)
+    bias = floats_at(head[WEIGHTS + 2 * layer + 1], outputs.size)
     for row in range(outputs.size):
         total = bias[row]
         for column in range(inputs.size):

@@ -5,18 +5,15 @@ Shapes: N lines, V logits of a line, J places.
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import chain
 
 from torch import Tensor
 
-from stages.engine.compiled.lines.compiling import Integers, compile_call, floats_at, integers_at
+from stages.engine.compiled.lines.compiling import CompiledCall, floats_at, integers_at
 from stages.engine.compiled.lines.line import exponential, from_order, largest_order, sum_weighted
 
 VALUES = 3  # of a place: two probabilities and an entropy; it is given by as many integers
-# Places in the table that the compiled function reads: sizes, and addresses of what it reads and writes.
-LOGITS, STRIDE, SIZE, COUNT, PLACES, OUTPUTS = range(6)
 
 
 def read_token_values(logits_NV: Tensor, places: Sequence[tuple[int, int, int]]) -> list[list[float]]:
@@ -33,25 +30,17 @@ def read_token_values(logits_NV: Tensor, places: Sequence[tuple[int, int, int]])
     """
     given, outputs = array("q", chain.from_iterable(places)), array("f", bytes(4 * VALUES * len(places)))
     logits = logits_NV.data_ptr(), logits_NV.stride(0), logits_NV.shape[1]
-    table = array("q", (*logits, len(places), given.buffer_info()[0], outputs.buffer_info()[0]))
-    compile_reading()(table.buffer_info()[0])
+    read_values(*logits, *given.buffer_info(), outputs.buffer_info()[0])
     values = outputs.tolist()
     return [values[start : start + VALUES] for start in range(0, len(values), VALUES)]
 
 
-@cache
-def compile_reading() -> Callable[[int], None]:
-    """Compile the function, or load it."""
-    return compile_call(_read_values)
-
-
-def _read_values(table: Integers) -> None:
-    count = table[COUNT]
-    places = integers_at(table[PLACES], VALUES * count)
-    values = floats_at(table[OUTPUTS], VALUES * count)
-    for begin in range(0, VALUES * count, VALUES):
-        start = table[LOGITS] + 4 * places[begin] * table[STRIDE]
-        line = floats_at(start, table[SIZE])
+@CompiledCall
+def read_values(logits: int, stride: int, size: int, given: int, count: int, outputs: int) -> None:
+    """Write `VALUES` numbers per place."""
+    places, values = integers_at(given, count), floats_at(outputs, count)
+    for begin in range(0, count, VALUES):
+        line = floats_at(logits + 4 * places[begin] * stride, size)
         highest = from_order(largest_order(line))
         total, weighted = sum_weighted(line, highest)
         values[begin] = exponential(line[places[begin + 1]] - highest) / total
