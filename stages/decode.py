@@ -127,7 +127,6 @@ class Decode(Stage[SequenceState, Draft]):
 
     @property
     def admitted_rows(self) -> Collection[SequenceState]:
-        """The rows that are admitted now."""
         return self._read.keys()
 
     @override
@@ -155,7 +154,6 @@ class Decode(Stage[SequenceState, Draft]):
         return len(row.pieces) + self.max_draft <= self.model.max_length
 
     def has_read(self, row: SequenceState) -> bool:
-        """Return whether the model has read the prompt of a row."""
         return bool(self._read[row])
 
     def empty_probs(self) -> Tensor:

@@ -17,7 +17,7 @@ from pipeline.recorder import shown_tokens
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
 from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
-from stages.sampling.grammars import Grammar, GrammarTransform
+from stages.sampling.grammars import Grammar
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
@@ -39,7 +39,7 @@ class PendingRequest:
     listener: ChunkListener
     deadline: float  # time at which it must end, by the queue's clock
     text_stream: TextStream[int]
-    grammar: GrammarTransform | None  # one of the sequence's transforms
+    grammar: Grammar | None  # one of the sequence's transforms
     offset: int = -1  # of its prompt in the stream; -1 while it is queued
     early_finish: Finish | None = None  # reason to end it early, once there is one
     sequence: SequenceState | None = None  # its state in the loop; None while it is queued

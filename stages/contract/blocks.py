@@ -90,7 +90,6 @@ class SequenceState:
 
     @property
     def emitted(self) -> int:
-        """Number of target tokens emitted so far."""
         return len(self.tokens) - self.prompt_length
 
 
@@ -126,12 +125,10 @@ class TokenTree:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The token of each candidate."""
         return tuple(candidate.token for candidate in self.candidates)
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """The parent of each candidate."""
         return tuple(candidate.parent for candidate in self.candidates)
 
     @property

@@ -30,7 +30,7 @@ from torch import Tensor
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.contract.example_codec import ExampleReader, ExampleWriter, IndexEntry
 from stages.sampling.params import SamplingParams
-from stages.sampling.random_source import RandomSourceState, SeededRandomSource
+from stages.sampling.random_source import SeededRandomSource
 from store.errors import CorruptError
 
 STATE, TENSORS, WEIGHTS = "state.json", "tensors.safetensors", "weights.safetensors"
@@ -191,7 +191,6 @@ def _decode(value: State, tensors: dict[str, Tensor], weights: dict[str, Tensor]
 
 
 def _resolve(value: State, leaves: Mapping[str, Mapping[str, object]]) -> State:
-    """Put the leaves into a tree again."""
     if isinstance(value, dict):
         if LEAF in value:
             kind, number = value[LEAF]
@@ -208,11 +207,11 @@ def _save_row(row: SequenceState) -> State:
         )
     assert isinstance(row.rng, SeededRandomSource)
     state = {name: getattr(row, name) for name in ROW_FIELDS}
-    return state | {"rng": row.rng.save(), "sampling": row.sampling, "target_state": row.target_state}
+    return state | {"rng": row.rng.state, "sampling": row.sampling, "target_state": row.target_state}
 
 
 def _load_row(state: State) -> SequenceState:
-    rng, sampling = SeededRandomSource.from_state(RandomSourceState(*state["rng"])), None
+    rng, sampling = SeededRandomSource(*state["rng"]), None
     if (saved := state["sampling"]) is not None:
         values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in saved.items()}
         sampling = SamplingParams(**values)

@@ -95,7 +95,6 @@ class Calibration:
         self.arrays = ChanceArrays(*self._cells, *self._elsewhere)  # they stay the same ones
 
     def chance(self, cell: int) -> float:
-        """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
         return float(chance_of(self.arrays, cell))
 
     def observe(self, cell: int, *, hit: bool) -> None:
@@ -117,12 +116,10 @@ class Calibration:
 
     @property
     def cells(self) -> list[list[float]]:
-        """Hits and trials per cell."""
         cells: list[list[float]] = self._cells.tolist()
         return cells
 
     def load_cells(self, cells: Sequence[Sequence[float]]) -> None:
-        """Replace the hits and trials of all cells."""
         self._cells[:] = cells
         self._first = self._cells.copy()
 

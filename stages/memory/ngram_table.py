@@ -108,16 +108,13 @@ class NgramTable:
         return len(self.arrays.hashes)
 
     def lines(self) -> list[npt.NDArray[Any]]:
-        """Return the arrays with a line per slot."""
         return [array.reshape(self._slots, -1) for array in self.arrays]
 
     def __len__(self) -> int:
-        """Return the number of contexts."""
         return self._used
 
     @property
     def bytes(self) -> int:
-        """Size of the arrays."""
         return self._slots * SLOT_BYTES
 
     @property
@@ -220,7 +217,6 @@ class NgramTable:
             array -= array // 2
 
     def merge(self, other: "NgramTable") -> None:
-        """Add the counts of another table."""
         self._clock += 1
         self._count(lambda place, most: merge(self.arrays, other.arrays, place, self._clock, most), 0, other._slots)
 

@@ -51,7 +51,6 @@ class RowTexts:
         return self._free.pop()
 
     def free_line(self, line: int) -> None:
-        """Give a line back."""
         self._free.append(line)
 
     def extend(self, line: int, known: int, tokens: Sequence[int]) -> None:

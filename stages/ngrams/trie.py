@@ -150,7 +150,6 @@ class Trie:
         return node
 
     def insert_all(self, entries: Iterable[tuple[Pieces, int]]) -> None:
-        """Insert each pair of pieces and token."""
         for pieces, token in entries:
             self.insert(pieces, token)
 

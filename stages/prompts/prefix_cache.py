@@ -165,7 +165,6 @@ class PrefixCache:
         self._touch(list(chain))
 
     def clear(self) -> None:
-        """Drop the blocks of this model, whose weights have changed."""
         for key in [key for key in self._store.blocks if key[0] == self._model]:
             self._store.drop(key)
 

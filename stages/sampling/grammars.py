@@ -38,9 +38,6 @@ LIMITS: Mapping[str, Any] = {
 }
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.004  # of a CPU, for all masks of a row: in all, and more for each emitted token
 JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,16}"  # between the parts of JSON; by default a model may write it for ever
-FORMS = (
-    "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {...}} or {'type': 'grammar', 'grammar': '...'}"
-)
 
 
 @dataclass(frozen=True)
@@ -71,27 +68,14 @@ class GrammarSource:
                 return cls("json_schema", json.dumps(schema))
             case "grammar", {"grammar": str(text), **rest} if not rest:
                 return cls("grammar", text)
-        raise ConfigError(f"response_format must be {{'type': 'text'}}, {FORMS}, got {str(dict(value))[:200]}")
+        raise ConfigError(
+            "response_format must be {'type': 'text'}, {'type': 'json_object'}, {'type': 'json_schema', 'json_schema': "
+            f"{{...}}}} or {{'type': 'grammar', 'grammar': '...'}}, got {str(dict(value))[:200]}"
+        )
 
 
-class Grammar:
-    """A compiled grammar. May be used by several rows, from any thread.
-
-    Args:
-        matcher: an `LLMatcher` at the beginning.
-        eos_ids: the ends of the sequence.
-    """
-
-    def __init__(self, matcher: Any, eos_ids: Collection[int]) -> None:
-        self._matcher, self._eos_ids = matcher, sorted(eos_ids)
-
-    def start(self) -> "GrammarTransform":
-        """Make the transform of one row."""
-        return GrammarTransform(self._matcher, self._eos_ids)
-
-
-class GrammarTransform(LogitTransform):
-    """Masks the tokens that a grammar does not allow after what was emitted.
+class Grammar(LogitTransform):
+    """Masks the tokens that a grammar does not allow after what was emitted. A row has one of its own, of `start`.
 
     Where it allows none, only the ends of the sequence are allowed. Those are places that are never reached, as the
     tokens before have probability 0, and all places after the parser gave up.
@@ -105,12 +89,16 @@ class GrammarTransform(LogitTransform):
         clock: seconds of this thread's CPU time.
     """
 
-    def __init__(self, matcher: Any, eos_ids: Sequence[int], clock: Callable[[], float] = time.thread_time) -> None:
-        self._matcher, self._eos_ids, self._clock = matcher.deep_copy(), list(eos_ids), clock
+    def __init__(self, matcher: Any, eos_ids: Collection[int], clock: Callable[[], float] = time.thread_time) -> None:
+        self._matcher, self._eos_ids, self._clock = matcher.deep_copy(), sorted(eos_ids), clock
         self._consumed: list[int] = []  # by the matcher
         self._seconds = 0.0
         self._gave_up = False
         self._unknown_from = math.inf  # emitted tokens before the first place whose mask is not known
+
+    def start(self) -> "Grammar":
+        """Return the grammar at its beginning, if this one was never applied. May be called from any thread."""
+        return Grammar(self._matcher, self._eos_ids, self._clock)
 
     def has_failed(self, emitted: int) -> bool:
         """Whether the last of so many tokens was emitted without a mask, because the parser gave up."""

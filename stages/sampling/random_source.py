@@ -39,40 +39,24 @@ class RandomSource(Protocol):
         ...
 
 
-class RandomSourceState(NamedTuple):
-    """Saved state of a `SeededRandomSource`: seed, offset and the count of drawn numbers."""
-
-    seed: int
-    offset: int
-    drawn: int
-
-
 class SeededRandomSource(RandomSource):
     """Numbers that depend on the run's seed and the prompt's stream offset alone.
 
     So the result for a prompt depends neither on its batch nor on the point at which a run is resumed.
+
+    Args:
+        drawn: how many numbers were drawn before.
     """
 
-    def __init__(self, seed: int, offset: int) -> None:
-        self._seed, self._offset, self._drawn = seed, offset, 0
+    def __init__(self, seed: int, offset: int, drawn: int = 0) -> None:
+        self.state = [seed, offset, drawn]  # the arguments of a source that continues here
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, offset])))
+        self._generator.random(drawn)
 
     @override
     def uniform(self, distribution: Outcomes) -> float:
-        self._drawn += 1
+        self.state[2] += 1
         return float(self._generator.random())
-
-    def save(self) -> RandomSourceState:
-        """Return the state from which `from_state` resumes."""
-        return RandomSourceState(self._seed, self._offset, self._drawn)
-
-    @classmethod
-    def from_state(cls, state: RandomSourceState) -> "SeededRandomSource":
-        """Make a source that resumes after the numbers drawn before `save`."""
-        source = cls(state.seed, state.offset)
-        source._generator.random(state.drawn)
-        source._drawn = state.drawn
-        return source
 
 
 def to_float32_grid(uniform: float) -> float:

@@ -80,7 +80,6 @@ class Judge(Stage[Proposal, Verdict]):
 
     @staticmethod
     def propose_nothing(row: SequenceState) -> Proposal:
-        """Return the proposal of a row for which nothing was drafted."""
         return Proposal(Draft(row, (), torch.zeros(0, 0), (), None, ()), ())
 
     @override

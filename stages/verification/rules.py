@@ -286,7 +286,6 @@ class PaperRule(Rule):
 
     @override
     def levels(self, batch: Sequence[Proposal], target_probs_NV: Tensor, starts: Sequence[int]) -> list[list[Levels]]:
-        """Return one level per token."""
         return [
             [
                 (

@@ -136,7 +136,6 @@ class ChatTemplate:
         return self._hidden.sub(hide, value)
 
     def _check_tools(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Refuse tools and calls that the template does not show."""
         silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
         if tools and (text == self._render(messages, ()) or CALL_BEGIN not in text or OTHER_CALLS in text):
             raise ConfigError(
@@ -150,7 +149,6 @@ class ChatTemplate:
             )
 
     def _split_at_markers(self, text: str) -> Iterator[Segment]:
-        """Split the text into special tokens and the runs between them."""
         done = 0
         for found in self._names.finditer(text):
             marker = self._markers[found[0]]
@@ -189,7 +187,7 @@ class Conversation(Protocol):
 
     def encode(self, message: str) -> Ids:
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
-        ...
+        return self.encode_conversation([{"role": "user", "content": message}])
 
     def encode_conversation(
         self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
@@ -265,19 +263,13 @@ class ChatEncoder(Conversation):
         self._target, self._for_drafter = target, DrafterEncoder(target, drafter, pair)
 
     @override
-    def encode(self, message: str) -> Ids:
-        return self.encode_conversation([{"role": "user", "content": message}])
-
-    @override
     def encode_conversation(
         self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
     ) -> Ids:
         """Encode the prompt by the template.
 
         The target's ids are those of `apply_chat_template(..., tokenize=True)` unless a content contains the name of a
-        special token. The drafter reads the same text in its own tokens. A special token becomes the drafter's token of
-        the same role or name, or its name as text; one that the pair blocks is dropped, with a line break between words
-        that it separated. BOS comes first, once, if the drafter's tokenizer adds it.
+        special token. The drafter reads the same text in its own tokens.
         """
         segments = self.template.segments(messages, tools)
         check(sum(len(segment) for segment in segments if isinstance(segment, str)))
@@ -300,10 +292,6 @@ class PlainConversation(Conversation):
         self._target, self._drafter = target, drafter
 
     @override
-    def encode(self, message: str) -> Ids:
-        return self._target.encode(message), self._drafter.encode(message)
-
-    @override
     def encode_conversation(
         self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
     ) -> Ids:
@@ -311,7 +299,7 @@ class PlainConversation(Conversation):
             raise ConfigError("Tools need a chat template, but the target has none; leave them out.")
         text = "\n\n".join(message["content"] for message in messages)
         check(len(text))
-        return self.encode(text)
+        return self._target.encode(text), self._drafter.encode(text)
 
 
 def _encode_segments(segments: Sequence[Segment], vocabulary: Vocabulary) -> list[int]:

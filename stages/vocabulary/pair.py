@@ -56,7 +56,6 @@ class Pair:
 
     @property
     def direct(self) -> int:
-        """The number of target tokens that are one piece."""
         return sum(1 for pieces in self.pieces if pieces and len(pieces) == 1)
 
 

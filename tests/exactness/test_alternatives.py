@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from enumeration import Distribution, World, add_up, difference, true_distribution
+from enumeration import EXACT, VOCABULARIES, Distribution, World, add_up, difference, true_distribution
 from whole_stages import new_row, stages_of
 
 from stages.contract.blocks import Draft, Proposal, Verdict
@@ -20,12 +20,7 @@ from stages.translate import Translate
 from stages.verify import Verify
 from store.events import Outcome
 
-EXACT = 1e-12
-SPELLINGS = {
-    "direct": ((0,), (1,), (2,), (3,), None),
-    "nested": ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3)),
-    "gaps": ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None),
-}
+SPELLINGS = {"direct": ((0,), (1,), (2,), (3,), None)} | VOCABULARIES
 FREE = Costs(target=((1, 1.0), (60, 1.0)), drafter=((1, 0.1),))  # a pass over more tokens takes no longer
 
 

@@ -5,12 +5,12 @@ Every outcome of the production stages is enumerated, as in `test_enumeration`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from enumeration import (
+    EXACT,
     Distribution,
     World,
     add_up,
@@ -23,12 +23,9 @@ from enumeration import (
 from whole_stages import Stages, new_row, run_block, stages_of
 
 from stages.contract.blocks import SequenceState
-from stages.ngrams import trie
 from stages.ngrams.cache import NgramCache
 from stages.sampling.random_source import RandomSource, SeededRandomSource
-from stages.translate import Translate
 
-EXACT = 1e-12
 BUDGET_OF_ONE = 720  # bytes; a second entry that shares no prefix does not fit
 BIGRAMS = ((0,), (1,), (0, 1), (1, 0), (1, 1), None)
 PREFIXES = ((0,), (0, 1), (0, 1, 1), (1, 0), (1, 0, 1), (1,), None)
@@ -184,72 +181,3 @@ def test_the_texts_of_two_targets_are_independent(policy: str):
     first, second = (true_distribution(world, 1) for world in worlds)
     expected = {left + right: first[left] * second[right] for left in first for right in second}
     assert difference(joint, expected) < EXACT
-
-
-# The suite can fail: each of these changes makes wrong entries active.
-
-
-def _the_cache_changes_while_a_block_is_in_flight(monkeypatch):
-    call = Translate.__call__
-
-    def too_early(self, batch):
-        proposals = call(self, batch)
-        for token, pieces in enumerate(self._pieces):
-            if pieces and len(pieces) > 1:
-                self.cache.observe(pieces, token)
-        return proposals
-
-    monkeypatch.setattr(Translate, "__call__", too_early)
-
-
-def _an_evicted_entry_stays_in_its_group(monkeypatch):
-    remove = trie.Trie.remove
-
-    def leaving_the_group(self, pieces):
-        known = self.group_of_token_V.clone()
-        remove(self, pieces)
-        self._changed = {}
-        assert self.group_of_token_V.equal(known)
-
-    monkeypatch.setattr(trie.Trie, "remove", leaving_the_group)
-
-
-def _members_are_not_kept_up_to_date(monkeypatch):
-    monkeypatch.setattr(trie.Node, "invalidate_members", lambda self: None)
-
-
-@pytest.mark.slow
-@every_policy
-@pytest.mark.parametrize(
-    ("mutate", "entries"),
-    [
-        (_the_cache_changes_while_a_block_is_in_flight, 9),  # without evictions, which would crash it
-        (_an_evicted_entry_stays_in_its_group, 1),
-        (_members_are_not_kept_up_to_date, 1),
-    ],
-)
-def test_a_wrong_change_of_the_cache_is_detected(policy: str, monkeypatch, mutate: Callable, entries: int):
-    mutate(monkeypatch)
-    worlds = [
-        world_of(vocabulary, policy, entries, seed) for vocabulary in ("bigrams", "prefixes") for seed in (1, 2, 3)
-    ]
-    assert max(difference(emitted_distribution(world, 3), true_distribution(world, 3)) for world in worlds) > 1e-3
-
-
-@every_policy
-def test_a_change_by_one_target_in_the_trie_of_another_is_detected(policy: str, monkeypatch):
-    init, shared = trie.Trie.__init__, {}
-
-    def sharing(self, *args):
-        init(self, *args)
-        self._changed = shared  # changes that are not written to the device yet
-
-    monkeypatch.setattr(trie.Trie, "__init__", sharing)
-    worlds = two_targets(policy, max_draft=1)
-    assert (
-        max(
-            difference(interleaved_distribution(worlds, place, 0), true_distribution(worlds[place], 2))
-            for place in (0, 1)
-        )
-        > 1e-3
-    )

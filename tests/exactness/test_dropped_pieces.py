@@ -5,7 +5,7 @@ The drafter is greedy and the target samples, so that dropped pieces could bias 
 
 import pytest
 import torch
-from enumeration import Distribution, World, add_up, difference, true_distribution
+from enumeration import EXACT, VOCABULARIES, Distribution, World, add_up, difference, true_distribution
 from torch import Tensor
 from whole_stages import new_row, run_block, stages_of
 
@@ -16,11 +16,6 @@ from stages.drafting.stopping import FixedLength
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 
-EXACT = 1e-12
-SPELLINGS = {
-    "nested": ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3)),
-    "gaps": ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None),
-}
 COSTS = Costs(target=((1, 10.0), (11, 40.0)), drafter=((1, 1.0),))
 
 
@@ -52,11 +47,11 @@ def distribution_with_dropping(world: World, count: int) -> tuple[Distribution, 
 
 
 @pytest.mark.parametrize("mode", ["trie", "match"])
-@pytest.mark.parametrize("vocabulary", SPELLINGS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_the_text_has_the_targets_distribution_whatever_is_dropped(vocabulary: str, mode: str):
     seen: set[int] = set()
     for seed in range(3):
-        world = World(SPELLINGS[vocabulary], 4, mode=mode, max_draft=3, seed=seed, target_support=3)
+        world = World(VOCABULARIES[vocabulary], 4, mode=mode, max_draft=3, seed=seed, target_support=3)
         found, lengths = distribution_with_dropping(world, 2)
         seen |= lengths
         assert difference(found, true_distribution(world, 2)) < EXACT

@@ -10,18 +10,17 @@ from random import Random
 
 import pytest
 import torch
-from enumeration import World, add_up, difference, true_distribution
+from enumeration import EXACT, World, add_up, difference, true_distribution
 from test_mixed_rows import world_of
-from test_tree_exactness import KINDS, admit, given_trees
+from test_tree_exactness import KINDS, given_trees
 from torch import Tensor
-from whole_stages import advance, new_row, stages_of
+from whole_stages import emit, new_row, stages_of
 
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from store.errors import ConfigError
 
-EXACT = 1e-12
 END = 5
 TOKENS = [b"a", b"b", b"ab", b"c", b"bc", None, b"ca"]  # of `world_of`, which has seven
 TEXTS = ["a", "ac", "b", "bc", "ca", "cb"]
@@ -77,11 +76,7 @@ def test_a_constrained_row_has_the_targets_distribution_over_the_language(gramma
     def run(rng: RandomSource) -> tuple[int, ...]:
         row, stages = new_row(rng, 4), given_trees(world, KINDS["some"]) if trees else stages_of(world)
         row.transforms = (*PENALISED.make_transforms(row.tokens), grammar.start())
-        admit(stages, [row])
-        rows = [row]
-        while not row.finish:
-            advance(stages, rows)
-        return tuple(row.tokens[row.prompt_length :])
+        return emit(stages, [row], row, 99)
 
     distribution = add_up(run)
     wanted = true_distribution(GrammarWorld(**vars(world)), 4)

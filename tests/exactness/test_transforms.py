@@ -4,25 +4,23 @@ Every outcome of one row is enumerated through whole production stages, in doubl
 and over trees. The expected distribution applies the transforms token by token.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
-from enumeration import Distribution, World, add_up, difference, true_distribution
+from enumeration import EXACT, VOCABULARIES, Distribution, World, difference, true_distribution
 from plain_controls import control
-from test_mixed_rows import VOCABULARIES, world_of
+from test_mixed_rows import world_of
 from test_sampling import reference
-from test_tree_exactness import KINDS, admit, given_trees
+from test_tree_exactness import KINDS, given_trees
 from torch import Tensor
-from whole_stages import PROMPT, Stages, advance, new_row, stages_of
+from whole_stages import PROMPT, batch_distribution, new_row, stages_of
 
-from stages import verify
 from stages.contract.blocks import SequenceState
 from stages.sampling.params import SamplingParams
-from stages.sampling.random_source import RandomSource, SeededRandomSource
+from stages.sampling.random_source import RandomSource
 
-EXACT = 1e-12
 PENALISED = SamplingParams(presence_penalty=0.7, frequency_penalty=-0.4)
 REPEATED = SamplingParams(repetition_penalty=1.6, logit_bias=((0, 1.5), (4, -0.75)))
 EVERYTHING = SamplingParams(
@@ -59,28 +57,6 @@ def new_controlled_row(
     return row
 
 
-RowSettings = Sequence[tuple[SamplingParams, SamplingParams]]
-
-
-def row_distribution(make: Callable[[], Stages], settings: RowSettings, number: int, count: int) -> Distribution:
-    """The distribution of the first tokens of one row of a batch; the others draw fixed numbers and leave early."""
-
-    def run(rng: RandomSource) -> tuple[int, ...]:
-        rows = [
-            new_controlled_row(rng, 4, n, *own)
-            if n == number
-            else new_controlled_row(SeededRandomSource(5, n), 1 + n, n, *own)
-            for n, own in enumerate(settings)
-        ]
-        row, stages = rows[number], make()
-        admit(stages, rows)
-        while not row.finish and row.emitted < count:
-            advance(stages, rows)
-        return tuple(row.tokens[row.prompt_length :])[:count]
-
-    return add_up(run)
-
-
 def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
     assert sum(distribution.values()) == pytest.approx(1, abs=EXACT), "outcomes were left out"
     assert difference(distribution, wanted) < EXACT
@@ -91,7 +67,7 @@ def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_drafts_of_the_model_keep_the_transformed_distribution(vocabulary: str, sampling: SamplingParams):
     world = world_of(vocabulary, 3)
-    distribution = row_distribution(lambda: stages_of(world), [(EVERYTHING, sampling)], 0, 2)
+    distribution = batch_distribution(lambda: stages_of(world), [(EVERYTHING, sampling)], 0, 2, new_controlled_row)
     assert_exact(distribution, wanted_distribution(world, 2, EVERYTHING, sampling))
 
 
@@ -101,7 +77,7 @@ def test_three_tokens_of_which_two_may_be_equal():
     wanted = wanted_distribution(world, 3, PENALISED)
     assert difference(wanted, true_distribution(world, 3)) > 1e-2, "the transforms must matter"
     assert any(len(set(tokens)) < 3 for tokens in wanted)
-    assert_exact(row_distribution(lambda: stages_of(world), [(PENALISED, WARM)], 0, 3), wanted)
+    assert_exact(batch_distribution(lambda: stages_of(world), [(PENALISED, WARM)], 0, 3, new_controlled_row), wanted)
 
 
 @pytest.mark.slow
@@ -109,7 +85,8 @@ def test_three_tokens_of_which_two_may_be_equal():
 def test_trees_keep_the_transformed_distribution(sampling: SamplingParams):
     for kind, seed in (("some", 4), ("all mass", 5), ("impossible first", 6)):
         world = world_of("nested", seed)
-        distribution = row_distribution(lambda: given_trees(world, KINDS[kind]), [(EVERYTHING, sampling)], 0, 3)  # noqa: B023
+        make = partial(given_trees, world, KINDS[kind])
+        distribution = batch_distribution(make, [(EVERYTHING, sampling)], 0, 3, new_controlled_row)
         assert_exact(distribution, wanted_distribution(world, 3, EVERYTHING, sampling))
 
 
@@ -121,9 +98,8 @@ MIXED = [(EVERYTHING, CUT), (PLAIN, WARM), (REPEATED, WARM)]
 @pytest.mark.parametrize("trees", [False, True])
 def test_each_row_of_a_batch_has_its_own_transforms(number: int, trees: bool):
     world = world_of("gaps", 5)
-    distribution = row_distribution(
-        lambda: given_trees(world, KINDS["some"]) if trees else stages_of(world), MIXED, number, 2
-    )
+    make = partial(given_trees, world, KINDS["some"]) if trees else partial(stages_of, world)
+    distribution = batch_distribution(make, MIXED, number, 2, new_controlled_row)
     assert_exact(distribution, wanted_distribution(world, 2, *MIXED[number]))
 
 
@@ -138,34 +114,8 @@ def test_ends_of_sequence_that_are_ignored_and_further_ones(trees: bool):
         (SamplingParams(stop_token_ids=(ends[1],)), ends),
         (replace(PENALISED, ignore_eos=True, stop_token_ids=(ends[1],)), (ends[1],)),
     ]:
-        distribution = row_distribution(
-            lambda: given_trees(world, KINDS["all mass"]) if trees else stages_of(world), [(controls, WARM)], 0, 2
-        )
+        make = partial(given_trees, world, KINDS["all mass"]) if trees else partial(stages_of, world)
+        distribution = batch_distribution(make, [(controls, WARM)], 0, 2, new_controlled_row)
         wanted = wanted_distribution(replace(world, ends=tuple(wanted_ends)), 2, controls)
         assert_exact(distribution, wanted)
         assert bool(wanted_ends) == any(len(tokens) < 2 for tokens in wanted)
-
-
-def _history_without_the_draft(proposal):
-    return [()] * (len(proposal.verifiable) + 1)
-
-
-def _history_in_the_order_of_the_tree(proposal):
-    return [proposal.verifiable[:length] for length in range(len(proposal.verifiable) + 1)]
-
-
-@pytest.mark.parametrize(
-    ("mutate", "trees"),
-    [
-        (_history_without_the_draft, False),
-        (_history_without_the_draft, True),
-        (_history_in_the_order_of_the_tree, True),
-    ],
-)
-def test_another_history_is_detected(monkeypatch, mutate, trees):
-    monkeypatch.setattr(verify, "proposed_prefixes", mutate)
-    world = world_of("nested", 4)
-    distribution = row_distribution(
-        lambda: given_trees(world, KINDS["all mass"]) if trees else stages_of(world), [(EVERYTHING, WARM)], 0, 2
-    )
-    assert difference(distribution, wanted_distribution(world, 2, EVERYTHING)) > 1e-3

@@ -13,31 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from doubles import TableModel
-from enumeration import Distribution, World, add_up, difference, true_distribution
+from enumeration import EXACT, Distribution, World, add_up, difference, true_distribution
 from test_greedy_parity import completions, config_of, decisions, plain, prompts
 from test_greedy_parity import run as run_loop
 from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, world_of
 from token_trees import GivenTrees, make_tree
-from whole_stages import PROMPT, Stages, advance, new_row, stages_of
+from whole_stages import PROMPT, Stages, admit, advance, batch_distribution, emit, new_row, stages_of
 
-from stages import verify
 from stages.choose import ChooseDraft
-from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
+from stages.contract.blocks import SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
-from stages.drafting.exploration import Choice, Exploration
+from stages.drafting.exploration import Exploration
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
-from stages.verification import tree_decisions
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
 
-EXACT = 1e-12
 VOCABULARY = range(7)  # of `world_of`; three of its tokens have mass after any text
 __all__ = ["plain", "prompts"]  # fixtures
 
@@ -105,12 +99,6 @@ def trees_of(world: World, pick: Pick, depth: int = 2) -> Callable[[SequenceStat
 def given_trees(world: World, pick: Pick, depth: int = 2, **options: Any) -> Stages:
     decode, translate, judge = stages_of(world)
     return GivenTrees(decode, trees_of(world, pick, depth), **options), translate, judge
-
-
-def admit(stages: Stages, rows: Sequence[SequenceState]) -> None:
-    for row in rows:
-        for stage in stages:
-            stage.admit(row)
 
 
 def check_logprobs(world: World, verdict: Verdict) -> None:
@@ -253,28 +241,12 @@ def test_a_stop_string_that_is_completed_inside_a_path(sampling: SamplingParams)
 # Batches.
 
 
-def distribution_in_batch(world: World, number: int, samplings: Sequence[SamplingParams | None], **stages: Any):
-    """The distribution of the first two tokens of one row; the others draw fixed numbers and leave early."""
-
-    def run(rng: RandomSource) -> tuple[int, ...]:
-        rows = [
-            new_row(rng if n == number else SeededRandomSource(5, n), 4 if n == number else 1 + n, n, sampling)
-            for n, sampling in enumerate(samplings)
-        ]
-        row, batch = rows[number], given_trees(world, **stages)
-        admit(batch, rows)
-        while not row.finish and row.emitted < 2:
-            advance(batch, rows)
-        return tuple(row.tokens[row.prompt_length :])[:2]
-
-    return add_up(run)
-
-
 @pytest.mark.parametrize("kind", ["some", "all mass", "impossible first"])
 def test_every_row_has_the_distribution_that_it_requested(kind: str):
     world = world_of("nested", 3)
     for number, sampling in enumerate(MIXED):
-        distribution = distribution_in_batch(world, number, MIXED, pick=KINDS[kind])
+        settings = [(one,) for one in MIXED]
+        distribution = batch_distribution(lambda: given_trees(world, KINDS[kind]), settings, number, 2)
         assert_exact(distribution, wanted_distribution(world, 2, sampling))
 
 
@@ -373,17 +345,6 @@ def build_choosing_stages(
     return kind(decode, memory, Swaying(), CHEAP, **options), translate, judge
 
 
-def complete(stages: Stages, row: SequenceState, sources: list[DraftSource] | None = None) -> tuple[int, ...]:
-    """Run one row alone to its end."""
-    rows = [row]
-    admit(stages, rows)
-    while rows:
-        for verdict in advance(stages, rows):
-            if sources is not None:
-                sources.append(verdict.proposal.draft.source)
-    return tuple(row.tokens[row.prompt_length :])
-
-
 @pytest.mark.parametrize("model", [True, False])
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: str, model: bool):
@@ -392,10 +353,12 @@ def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: 
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         stages = build_choosing_stages(world, texts_of(world), model=model)
-        sources: list[DraftSource] = []
-        emitted = complete(stages, new_row(rng, 3), sources)
-        seen.update(sources)
-        return emitted
+        row = new_row(rng, 3)
+        rows = [row]
+        admit(stages, rows)
+        while rows:
+            seen.update(verdict.proposal.draft.source for verdict in advance(stages, rows))
+        return tuple(row.tokens[row.prompt_length :])
 
     assert_exact(add_up(run), true_distribution(world, 3))
     assert DraftSource.MEMORY in seen
@@ -431,7 +394,7 @@ def test_a_row_that_is_completed_in_between_is_learned_and_changes_no_distributi
         stages = build_choosing_stages(world, model=False)
         first = new_row(rng, 2)
         first.private = private
-        emitted = complete(stages, first)
+        emitted = emit(stages, [first], first, 2)
         assert (len(stages[0].memory.table) > 0) == (not private)
         second = new_row(rng, 2, 1)
         rows = [second]
@@ -478,129 +441,10 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: SamplingParam
     world = world_of("nested", 9)
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        return complete(build_choosing_stages(world, texts_of(world)), new_row(rng, 2, 0, sampling))
+        row = new_row(rng, 2, 0, sampling)
+        return emit(build_choosing_stages(world, texts_of(world)), [row], row, 2)
 
     assert_exact(add_up(run), wanted_distribution(world, 2, sampling))
-
-
-# The suite can fail: each of these changes breaks one step of verification.
-
-
-def _the_candidates_stay_in_the_residual(monkeypatch):
-    monkeypatch.setattr(tree_decisions, "sample_other", lambda weights_V, excluded, rng: sample(weights_V, rng))
-
-
-def _only_the_first_candidate_leaves_the_residual(monkeypatch):
-    drawn = tree_decisions.sample_other
-    monkeypatch.setattr(
-        tree_decisions, "sample_other", lambda weights_V, excluded, rng: drawn(weights_V, excluded[:1], rng)
-    )
-
-
-def _the_next_alternative_is_accepted(monkeypatch):
-    chosen = tree_decisions.chosen_candidate
-
-    def alternative(chances: Sequence[float], uniform: float) -> int | None:
-        found = chosen(chances, uniform)
-        return None if found is None else (found + 1) % len(chances)
-
-    monkeypatch.setattr(tree_decisions, "chosen_candidate", alternative)
-
-
-def _alternatives_are_tested_one_after_the_other_with_one_number(monkeypatch):
-    def each(chances: Sequence[float], uniform: float) -> int | None:
-        return next((number for number, chance in enumerate(chances) if uniform < chance), None)
-
-    monkeypatch.setattr(tree_decisions, "chosen_candidate", each)
-
-
-def _the_path_is_not_kept(monkeypatch):
-    monkeypatch.setattr(TableModel, "keep_path", lambda self, row, start, path: None)
-
-
-def _branches_are_read_as_a_chain(monkeypatch):
-    monkeypatch.setattr(verify, "_parents", lambda batch, fed: None)
-
-
-def _candidates_follow_the_cached_tokens(monkeypatch):
-    """Correct candidates follow the last token that is read in the same pass."""
-    parents_of = verify._parents
-
-    def earlier(batch, fed):
-        found = parents_of(batch, fed)
-        return found and [[-1 if parent == 0 else parent for parent in own] for own in found]
-
-    monkeypatch.setattr(verify, "_parents", earlier)
-
-
-def _roll(target: RowDistributions) -> RowDistributions:
-    """Give every candidate the distribution after another one."""
-    certain = target.certain and [target.certain[0], target.certain[-1], *target.certain[1:-1]]
-    return RowDistributions(torch.cat([target.probs_MV[:1], target.probs_MV[1:].roll(1, 0)]), certain)
-
-
-def _lines_belong_to_other_candidates(monkeypatch):
-    decide = verify.decide_tree
-    monkeypatch.setattr(
-        verify,
-        "decide_tree",
-        lambda tree, target, rng: decide(tree, _roll(target), rng),
-    )
-
-
-def _logprobs_are_of_consecutive_lines(monkeypatch):
-    monkeypatch.setattr(
-        verify, "emitting_lines", lambda decisions: list(range(len([one for one in decisions if one.origin])))
-    )
-
-
-def check_world(world: World, *kinds: str) -> None:
-    for kind in kinds:
-        distribution, _ = distribution_of(world, lambda kind=kind: given_trees(world, KINDS[kind]), 2, 4)
-        assert_exact(distribution, true_distribution(world, 2))
-
-
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        _the_candidates_stay_in_the_residual,
-        _only_the_first_candidate_leaves_the_residual,
-        _the_next_alternative_is_accepted,
-        _alternatives_are_tested_one_after_the_other_with_one_number,
-        _the_path_is_not_kept,
-        _branches_are_read_as_a_chain,
-        _candidates_follow_the_cached_tokens,
-        _lines_belong_to_other_candidates,
-        _logprobs_are_of_consecutive_lines,
-    ],
-)
-def test_a_wrong_step_of_verification_is_detected(mutate: Callable[[Any], None], monkeypatch):
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError):
-        check_world(world_of("nested", 1), "some", "impossible first")
-
-
-class LooksAhead(ChooseDraft):
-    """Uses a tree where the model drew another token: the choice depends on the present draft."""
-
-    def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
-        drafts, trees = self._decode(batch), self.memory.grow(batch)
-        self._expected = {row: one.expected for row, one in zip(batch, trees, strict=True)}
-        self._choices = dict.fromkeys(batch, Choice(Action.MODEL, 1.0, drawn=False))
-        return [
-            self._make_draft(draft.row, one, 1.0) if one.tree and draft.pieces[0] != one.tree.tokens[0] else draft
-            for draft, one in zip(drafts, trees, strict=True)
-        ]
-
-
-@pytest.mark.slow
-def test_a_choice_that_depends_on_the_present_draft_is_detected():
-    world = world_of("nested", 7)
-
-    def run(rng: RandomSource) -> tuple[int, ...]:
-        return complete(build_choosing_stages(world, texts_of(world), LooksAhead), new_row(rng, 3))
-
-    assert difference(add_up(run), true_distribution(world, 3)) > 1e-3
 
 
 # Real models.

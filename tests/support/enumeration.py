@@ -99,6 +99,14 @@ def random_distribution(seed: int, history: tuple[int, ...], size: int, support:
     return torch.from_numpy(distribution)
 
 
+# Vocabularies: per target token its pieces 0..3; None is a token without pieces.
+# Piece 3 begins no token of NESTED: it is untranslatable. GAPS has gaps at (0, 1) and at (2,).
+NESTED = ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3))
+GAPS = ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None)
+VOCABULARIES = {"nested": NESTED, "gaps": GAPS}
+EXACT = 1e-12
+
+
 @dataclass(frozen=True)
 class World:
     """Two vocabularies, their distributions, and how drafting goes."""

@@ -1,14 +1,14 @@
 """The distribution that whole stages emit: `Decode`, `Translate`, `Verify` over models of known distributions."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from doubles import TableModel, row_of
-from enumeration import Distribution, World, every_outcome, rule_of, translation_of
+from enumeration import Distribution, World, add_up, every_outcome, rule_of, translation_of
 from torch import Tensor
 
 from stages.choose import ChooseDraft
@@ -18,7 +18,7 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.sampling.params import SamplingParams
-from stages.sampling.random_source import RandomSource
+from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.translate import Translate
 from stages.verify import Verify
 
@@ -110,6 +110,42 @@ def advance(stages: Stages, rows: list[SequenceState]) -> list[Verdict]:
     return verdicts
 
 
+def admit(stages: Stages, rows: Sequence[SequenceState]) -> None:
+    for row in rows:
+        for stage in stages:
+            stage.admit(row)
+
+
+def emit(stages: Stages, rows: list[SequenceState], row: SequenceState, count: int) -> tuple[int, ...]:
+    """Admit rows and run blocks until one of them has emitted so many tokens or is finished. Returns these."""
+    admit(stages, rows)
+    while not row.finish and row.emitted < count:
+        advance(stages, rows)
+    return tuple(row.tokens[row.prompt_length :])[:count]
+
+
+def batch_distribution(
+    make: Callable[[], Stages],
+    settings: Sequence[tuple[Any, ...]],
+    number: int,
+    count: int,
+    make_row: Callable[..., SequenceState] = new_row,
+) -> Distribution:
+    """The distribution of the first tokens of one row of a batch; the others draw fixed numbers and leave early.
+
+    `settings`: per row the arguments of `make_row` after the offset.
+    """
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        rows = [
+            make_row(rng, 4, n, *own) if n == number else make_row(SeededRandomSource(5, n), 1 + n, n, *own)
+            for n, own in enumerate(settings)
+        ]
+        return emit(make(), rows, rows[number], count)
+
+    return add_up(run)
+
+
 def run_block(stages: Stages, rows: list[SequenceState]) -> list[int]:
     """One block of all rows, as `advance`. Returns how many pieces each drafted."""
     return [len(verdict.proposal.draft.pieces) for verdict in advance(stages, rows)]
@@ -129,9 +165,7 @@ def stage_distribution(
             row_of(PROMPT, PROMPT, offset=number + 1, remaining_tokens=number + 1) for number in range(neighbours)
         ]
         rows = [*others, row]
-        for stage in stages:
-            for each in rows:
-                stage.admit(each)
+        admit(stages, rows)
         while not row.finish and row.emitted < count:
             lengths.update(run_block(stages, rows))
         return tuple(row.tokens[row.prompt_length :])[:count]

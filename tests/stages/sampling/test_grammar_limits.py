@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.sampling.grammars import FIRST_SECONDS, GrammarCompiler, GrammarSource, GrammarTransform
+from stages.sampling.grammars import FIRST_SECONDS, Grammar, GrammarCompiler, GrammarSource
 
 pytest.importorskip("llguidance")
 
@@ -38,7 +38,7 @@ def compile_source(source: GrammarSource) -> object:
     return compiler.compile(source)._matcher
 
 
-def emit(transform: GrammarTransform, text: Callable[[int], bytes], most: int) -> int:
+def emit(transform: Grammar, text: Callable[[int], bytes], most: int) -> int:
     """Emit bytes until the transform allows the end alone. Returns how many were emitted."""
     emitted = list[int]()
     for place in range(most):
@@ -68,7 +68,7 @@ def begin_object(place: int) -> bytes:
 )
 def test_a_row_ends_when_its_grammar_takes_too_much_work(source: GrammarSource, text: Callable[[int], bytes]):
     matcher = CountingMatcher(compile_source(source))
-    transform = GrammarTransform(matcher, [END], clock=lambda: 0.0)
+    transform = Grammar(matcher, [END], clock=lambda: 0.0)
     emitted = emit(transform, text, 400)
     assert emitted < 400
     assert transform.has_failed(emitted + 1), "the end that follows is no end of the text"
@@ -80,13 +80,13 @@ def test_a_row_ends_when_its_grammar_takes_too_much_work(source: GrammarSource, 
 
 def test_a_row_has_a_budget_of_time_for_its_masks_together():
     ticks = itertools.count()
-    transform = GrammarTransform(compile_source(HARMLESS), [END], clock=lambda: float(next(ticks)))  # a second a mask
+    transform = Grammar(compile_source(HARMLESS), [END], clock=lambda: float(next(ticks)))  # a second a mask
     emitted = emit(transform, lambda place: b"1", 100)
     assert emitted == FIRST_SECONDS + 1
     assert transform.has_failed(emitted + 1)
 
 
 def test_a_harmless_grammar_never_reaches_the_limits():
-    transform = GrammarTransform(compile_source(HARMLESS), [END], clock=lambda: 0.0)
+    transform = Grammar(compile_source(HARMLESS), [END], clock=lambda: 0.0)
     assert emit(transform, lambda place: b"(1+"[place % 3 : place % 3 + 1], 300) == 300
     assert not transform.has_failed(301)

@@ -27,7 +27,7 @@ def test_it_is_the_inversion_of_numpy(size: int, share: float):
         before_V, rest_V = weights_V.clone(), weights_V.clone()
         rest_V[excluded] = 0
         uniform = numbers.choice([0.0, numbers.random(), numbers.random(), 1 - 2**-24, 1 - 2**-53])
-        want = _invert(rest_V.numpy(), uniform) if float(rest_V.sum()) else NOTHING
+        want = int(_invert(rest_V[None], [uniform])[0]) if float(rest_V.sum()) else NOTHING
         assert draw(weights_V, uniform, excluded) == want
         assert torch.equal(weights_V, before_V), "the weights are as they were"
 
