@@ -4,7 +4,7 @@ Shapes: B rows of a batch, N candidates.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,21 +97,32 @@ def compile_search() -> None:
 
 
 class Search:
-    """The compiled search over a table, a calibration and the texts of rows."""
+    """The compiled search over a table, a calibration and the texts of rows.
 
-    def __init__(self, chances: ChanceArrays, ends: Sequence[int], *, own: bool, nodes: int, width: int) -> None:
-        self._chances, self._ends = chances, np.array(ends, np.int64)
-        self._own, self._limits = own, (nodes, width)
-        self._table: TableArrays | None = None  # for which the numbers of the sources were listed
+    Args:
+        texts: returns a line of tokens per row; a longer array may replace it.
+        own: whether the own texts are a source.
+        nodes, width: candidates of a tree, and after one place, at most.
+    """
+
+    def __init__(
+        self,
+        table: NgramTable,
+        chances: ChanceArrays,
+        texts: Callable[[], npt.NDArray[np.int32]],
+        ends: Sequence[int],
+        *,
+        own: bool,
+        nodes: int,
+        width: int,
+    ) -> None:
+        self._table, self._chances, self._texts = table, chances, texts
+        self._ends, self._own, self._limits = np.array(ends, np.int64), own, (nodes, width)
+        self._listed: TableArrays | None = None  # for which the numbers of the sources were listed
         self._sources: tuple[int, ...] = ()
 
     def grow(
-        self,
-        table: TableArrays,
-        order: int,
-        texts: npt.NDArray[np.int32],
-        rows: RowNumbers,
-        curve: tuple[Sequence[tuple[int, float]], float],
+        self, rows: RowNumbers, curve: tuple[Sequence[tuple[int, float]], float]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Return the candidates of all rows, row by row and depth first: token, source, context, seen, row, parent and
         depth of each (N, 7), and its chance and survival (N, 2).
@@ -124,39 +135,25 @@ class Search:
         others = (
             len(points), _address(sizes), _address(costs), fields.ctypes.data, chances.ctypes.data, _address(count),
         )  # fmt: skip
-        self._call(_grow, table, order, texts, rows, others)
+        self._call(_grow, rows, others)
         return fields[: count[0]].tolist(), chances[: count[0]].tolist()
 
-    def observe(
-        self,
-        table: TableArrays,
-        order: int,
-        texts: npt.NDArray[np.int32],
-        rows: RowNumbers,
-        emitted: Sequence[Sequence[int]],
-    ) -> list[int]:
+    def observe(self, rows: RowNumbers, emitted: Sequence[Sequence[int]]) -> list[int]:
         """Count the hits and trials of all options at the places of emitted tokens. Returns per row how many of its
         tokens the table alone held for the likeliest.
         """
         joined = array("q", [token for own in emitted for token in own])
         counts, predicted = array("q", map(len, emitted)), array("q", bytes(8 * len(emitted)))
         others = _address(joined), len(joined), _address(counts), _address(predicted)
-        self._call(_observe, table, order, texts, rows, others)
+        self._call(_observe, rows, others)
         return predicted.tolist()
 
-    def _call(
-        self,
-        function: CompiledCall,
-        table: TableArrays,
-        order: int,
-        texts: npt.NDArray[np.int32],
-        rows: RowNumbers,
-        others: Sequence[int],
-    ) -> None:
-        if table is not self._table:
+    def _call(self, function: CompiledCall, rows: RowNumbers, others: Sequence[int]) -> None:
+        table, texts = self._table.arrays, self._texts()
+        if table is not self._listed:
             addresses = [one.ctypes.data for one in (*table, *self._chances)]
             listed = *addresses[:6], len(table.hashes), *addresses[6:], self._ends.ctypes.data, len(self._ends)
-            self._table, self._sources = table, (*listed, order, int(self._own))
+            self._listed, self._sources = table, (*listed, self._table.order, int(self._own))
         numbers = array("q", [number for column in rows for number in column])
         batch = texts.ctypes.data, *texts.shape, _address(numbers), len(rows.lines), *self._limits
         given = array("q", (*self._sources, *batch, *others))

@@ -113,9 +113,16 @@ class TextMemory:
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
         self._costs, self._limits, self._ends = costs, limits, frozenset(ends)
-        chances, nodes, width = self.calibration.arrays, limits.nodes, limits.width
-        self._search = Search(chances, sorted(self._ends), own=own, nodes=nodes, width=width)
         self._texts = RowTexts()
+        self._search = Search(
+            NgramTable(0) if self.table is None else self.table,
+            self.calibration.arrays,
+            lambda: self._texts.tokens,
+            sorted(self._ends),
+            own=own,
+            nodes=limits.nodes,
+            width=limits.width,
+        )
         self._searches = own or self.table is not None
         self._rows: dict[SequenceState, _RowMemory] = {}
         self._unshared: list[LearnedText] | None = None  # None if nothing is shared
@@ -164,9 +171,7 @@ class TextMemory:
             memory = self._rows[row]
             self._texts.extend(memory.line, memory.length, row.tokens)
             memory.length = len(row.tokens)
-        table = NOTHING if self.table is None else self.table
-        rows, curve = self._list_rows(batch), self._costs.verification_curve()
-        fields, chances = self._search.grow(table.arrays, table.order, self._texts.tokens, rows, curve)
+        fields, chances = self._search.grow(self._list_rows(batch), self._costs.verification_curve())
         return _make_trees(fields, chances, len(batch))
 
     def _list_rows(self, batch: Sequence[SequenceState]) -> RowNumbers:
@@ -184,11 +189,8 @@ class TextMemory:
         """
         if not verdicts or not self._searches:
             return
-        table = NOTHING if self.table is None else self.table
         rows, emitted = [one.proposal.draft.row for one in verdicts], [one.emitted for one in verdicts]
-        numbers = self._list_rows(rows)
-        predicted = self._search.observe(table.arrays, table.order, self._texts.tokens, numbers, emitted)
-        for row, count in zip(rows, predicted, strict=True):
+        for row, count in zip(rows, self._search.observe(self._list_rows(rows), emitted), strict=True):
             row.predicted += count
 
     def respond_to_drift(self) -> None:
@@ -209,7 +211,6 @@ class TextMemory:
 
 
 SOURCES = DraftSource.LOOKUP, DraftSource.MEMORY  # by their numbers in the search
-NOTHING = NgramTable(0)  # where there is no table
 
 
 def _make_trees(fields: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], rows: int) -> list[GrownTree]:

@@ -4,7 +4,6 @@ A new row whose text begins like an earlier one copies the keys and values of th
 them. Rows have copies, so a block can be evicted at any time, and what a row does never changes a block.
 """
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -14,8 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-Place = tuple[int, int, int]  # model, scope, number of the block before (0: none)
-Key = tuple[int, int, int, tuple[int, ...]]  # a place, tokens
+Key = tuple[int, int, int, tuple[int, ...]]  # model, scope, number of the block before (0: none), tokens
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,6 @@ class _Store:
     # from the least recently used one on. A block is never more recent than the one before it in its text, so
     # that the first one has no successors.
     blocks: OrderedDict[Key, _Block] = field(default_factory=OrderedDict)
-    # the tokens of the blocks that follow one, in order; by the key without its tokens
-    followers: dict[Place, list[tuple[int, ...]]] = field(default_factory=dict)
     # numbers, models: numbers that were not given to a block, and to a model
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     models: Iterator[int] = field(default_factory=count)
@@ -55,34 +51,9 @@ class _Store:
     def add(self, key: Key, block: _Block) -> None:
         self.blocks[key] = block
         self.bytes += block.bytes
-        insort(self.followers.setdefault(key[:3], []), key[3])
 
     def drop(self, key: Key) -> None:
         self.bytes -= self.blocks.pop(key).bytes
-        followers = self.followers[key[:3]]
-        del followers[bisect_left(followers, key[3])]
-        if not followers:
-            del self.followers[key[:3]]
-
-    def find_nearest(self, place: Place, tokens: tuple[int, ...]) -> tuple[Key, int] | None:
-        """Return the key of the block at a place that begins most like some tokens, and how many are equal."""
-        followers = self.followers.get(place, [])
-        number = bisect_left(followers, tokens)  # what begins most alike is next to it in order
-        found = [(count_equal(tokens, other), (*place, other)) for other in followers[max(0, number - 1) : number + 1]]
-        equal, key = max(found, default=(0, None))
-        return (key, equal) if key and equal else None
-
-
-def count_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many first elements are equal.
-
-    >>> count_equal([7, 8, 9], [7, 8, 1, 2])
-    2
-    """
-    return next(
-        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
 
 
 class PrefixCache:
@@ -116,29 +87,16 @@ class PrefixCache:
         """Size of the tensors of all models that share the budget."""
         return self._store.bytes
 
-    def find(self, scope: int, tokens: Sequence[int], *, parts: bool = False) -> list[list[Tensor]]:
-        """Return the tensors of the longest chain of blocks with which a text begins.
-
-        Args:
-            parts: whether the beginning of a last block is returned too, if the text continues with its first tokens.
-        """
+    def find(self, scope: int, tokens: Sequence[int]) -> list[list[Tensor]]:
+        """Return the tensors of the longest chain of blocks with which a text begins."""
         found: dict[Key, _Block] = {}
         for tokens_of_block in self._split(tokens):
-            key = (*self._place(scope, list(found.values())), tokens_of_block)
+            key = self._make_key(scope, found, tokens_of_block)
             if (block := self._store.blocks.get(key)) is None:
                 break
             found[key] = block
-        tensors = [block.tensors for block in found.values()]
-        if parts:
-            begin = len(found) * self.block
-            place = self._place(scope, list(found.values()))
-            nearest = self._store.find_nearest(place, tuple(tokens[begin : begin + self.block]))
-            if nearest:
-                key, equal = nearest
-                found[key] = self._store.blocks[key]
-                tensors.append([tensor.narrow(-2, 0, equal) for tensor in found[key].tensors])
         self._touch(list(found))
-        return tensors
+        return [block.tensors for block in found.values()]
 
     def keep(self, scope: int, tokens: Sequence[int], kept: Sequence[Tensor]) -> None:
         """Copy the whole blocks of a text that are not known yet, as long as others can be evicted for them.
@@ -149,7 +107,7 @@ class PrefixCache:
         store = self._store
         chain: dict[Key, _Block] = {}
         for place, tokens_of_block in enumerate(self._split(tokens)):
-            key = (*self._place(scope, list(chain.values())), tokens_of_block)
+            key = self._make_key(scope, chain, tokens_of_block)
             block = store.blocks.get(key)
             if block is None:
                 views = [tensor.narrow(-2, place * self.block, self.block) for tensor in kept]
@@ -172,8 +130,9 @@ class PrefixCache:
         for begin in range(0, len(tokens) - self.block + 1, self.block):
             yield tuple(tokens[begin : begin + self.block])
 
-    def _place(self, scope: int, before: Sequence[_Block]) -> Place:
-        return self._model, 0 if self._shared else scope, before[-1].number if before else 0
+    def _make_key(self, scope: int, before: dict[Key, _Block], tokens: tuple[int, ...]) -> Key:
+        number = next(reversed(before.values())).number if before else 0
+        return self._model, 0 if self._shared else scope, number, tokens
 
     def _touch(self, chain: Sequence[Key]) -> None:
         for key in reversed(chain):

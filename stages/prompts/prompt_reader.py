@@ -145,7 +145,7 @@ class PromptReader:
             self._weight_changes, self._of_preamble = self.model.weight_changes, None
             self.cache.clear()
         begin = self.model.length(row)
-        blocks = self.cache.find(row.scope, self._text(row)[:-1], parts=self._live)
+        blocks = self.cache.find(row.scope, self._text(row)[:-1])
         copied = sum(block[0].shape[-2] for block in blocks) - begin
         if copied <= 0:
             return

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from stages.prompts.prefix_cache import PrefixCache, count_equal
+from stages.prompts.prefix_cache import PrefixCache
 
 BLOCK, WIDTH = 2, 4
 SIZE = BLOCK * WIDTH * 4 * 2  # bytes of a block of two layers
@@ -18,9 +18,9 @@ def make_layers(tokens: list[int]) -> list[torch.Tensor]:
     return [layer_TW, -layer_TW]
 
 
-def count_found(cache: PrefixCache, tokens: list[int], scope: int = 0, *, parts: bool = False) -> int:
+def count_found(cache: PrefixCache, tokens: list[int], scope: int = 0) -> int:
     """Count the tokens of a text that are found; their keys and values must be those of this text."""
-    blocks = cache.find(scope, tokens, parts=parts)
+    blocks = cache.find(scope, tokens)
     size = sum(len(block[0]) for block in blocks)
     for layer, want_TW in enumerate(make_layers(tokens)):
         own = [block[layer] for block in blocks]
@@ -37,19 +37,6 @@ def test_the_longest_common_prefix_in_whole_blocks_is_found():
     assert count_found(cache, [3, 4, 1, 2]) == 0, "a block belongs to the text before it"
     assert count_found(cache, [1]) == 0
     assert cache.bytes == 2 * SIZE
-
-
-def test_a_part_of_the_block_that_continues_most_alike_is_found():
-    draw, block = random.Random(0), 4
-    cache, texts = PrefixCache(1 << 20, block), []
-    for _ in range(300):
-        text = [draw.randint(0, 1) for _ in range(draw.randint(0, 14))]
-        known = [one[: len(one) // block * block] for one in texts]
-        assert count_found(cache, text, parts=True) == max((count_equal(text, one) for one in known), default=0)
-        if draw.random() < 0.1:  # few, so that most texts end differently
-            cache.keep(0, text, make_layers(text))
-            texts.append(text)
-    assert count_found(cache, text, scope=1, parts=True) == 0, "of others nothing is found"
 
 
 def test_scopes_are_apart_unless_they_share():
