@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.assembly.models import DrafterModels
 from pipeline.config.sections import CacheSettings
-from stages.ngrams.cache import Entry, NgramCache, entry_bytes
+from stages.ngrams.cache import ENTRY_BYTES, Entry, NgramCache
 from stages.ngrams.trie import Trie
 from stages.verification.rules import Mode
 from store.errors import CorruptError, VocabularyError
@@ -26,10 +26,10 @@ def make_cache(settings: CacheSettings, mode: Mode, models: DrafterModels, trie:
     """
     if not mode.ngrams or settings.policy == "off":
         return NgramCache(trie, 0)
-    if settings.policy != "unbounded" and settings.budget_bytes < (least := entry_bytes((0, 1))):
+    if settings.policy != "unbounded" and settings.budget_bytes < ENTRY_BYTES:
         LOG.warning(
             "cache.budget_bytes must be at least %d to keep one n-gram, got %d: none will be kept",
-            least,
+            ENTRY_BYTES,
             settings.budget_bytes,
         )
     cache = NgramCache(trie, settings.budget_bytes, settings.policy)

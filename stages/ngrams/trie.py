@@ -5,17 +5,11 @@ there gives no token. At the root the next token begins.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from sys import getsizeof
 
 import torch
 from torch import Tensor
 
-from stages.ngrams.eviction import Record, int_bytes
 from stages.vocabulary.spelling import Pieces
-
-_EMPTY_BYTES = getsizeof(())
-_POINTER = getsizeof((None,)) - _EMPTY_BYTES
-
 
 _NO_CHILDREN: "dict[int, Node]" = {}  # shared by all leaves; never written to
 
@@ -23,13 +17,11 @@ _NO_CHILDREN: "dict[int, Node]" = {}  # shared by all leaves; never written to
 class Node:
     """A prefix of pieces."""
 
-    __slots__ = ("_members", "children", "record", "token")
+    __slots__ = ("_members", "children", "token")
 
     def __init__(self) -> None:
         self.token: int | None = None  # the target token spelt by exactly these pieces, or None
         self.children = _NO_CHILDREN  # the next piece to the longer prefix
-        # the token's record in the cache's eviction order; None for direct maps and mere prefixes
-        self.record: Record | None = None
         self._members: tuple[int, ...] | None = None
 
     @property
@@ -48,9 +40,6 @@ class Node:
         self._members = None
 
 
-_NODE_BYTES = getsizeof(Node())
-
-
 class Trie:
     """A prefix tree over drafter pieces whose leaves and some inner nodes are target tokens.
 
@@ -60,7 +49,7 @@ class Trie:
 
     >>> trie = Trie(target_size=5, drafter_size=4)
     >>> trie.insert_all([((0,), 0), ((1,), 2), ((3,), 3)])
-    >>> snowballing = trie.insert((0, 1, 2), 1)
+    >>> trie.insert((0, 1, 2), 1)
     >>> trie.node_at((0,)).members, trie.node_at((0, 1)).members
     ((0, 1), (1,))
     >>> trie.token_at((0, 1)) is None
@@ -77,10 +66,6 @@ class Trie:
         self.root = Node()
         self.root.children = {}
         self.drafter_size = drafter_size
-        # memory of the present insertions, by the sizes of their objects: nodes, tables of children, tokens,
-        # and the members of every inner node as if all had been read. Not counted: the root's table, which hardly
-        # changes, `group_of_token_V`, whose size never changes, and the pieces, which the pair owns.
-        self.bytes = 0
         self._group_of_token_V = torch.full((target_size,), drafter_size, dtype=torch.long, device=device)
         self._changed: dict[int, int] = {}  # token to its group: changes not yet in the tensor
 
@@ -118,53 +103,35 @@ class Trie:
         node = self.node_at(pieces)
         return node.token if node else None
 
-    def records(self) -> Iterator[tuple[Record, int]]:
-        """Iterate over the records and their tokens, in an order whose insertion gives the same trie."""
-        pending = [self.root]
+    def ngrams(self) -> Iterator[tuple[Pieces, int]]:
+        """Iterate over the tokens of several pieces, in an order whose insertion gives the same trie."""
+        pending: list[tuple[Pieces, Node]] = [((), self.root)]
         while pending:
-            node = pending.pop()
-            pending += reversed([*node.children.values()])
-            if node.record is not None and node.token is not None:
-                yield node.record, node.token
+            pieces, node = pending.pop()
+            pending += reversed([((*pieces, piece), child) for piece, child in node.children.items()])
+            if len(pieces) > 1 and node.token is not None:
+                yield pieces, node.token
 
-    def insert(self, pieces: Pieces, token: int) -> Node:
-        """Insert a token with one or more pieces, which must not be another token's. Returns the node of all pieces."""
+    def insert(self, pieces: Pieces, token: int) -> None:
+        """Insert a token with one or more pieces, which must not be another token's."""
         nodes = self._path(pieces)
         for piece in pieces[len(nodes) - 1 :]:
             parent, child = nodes[-1], Node()
-            before = self._inner_bytes(parent)
             if parent.children is _NO_CHILDREN:
                 parent.children = {}
             parent.children[piece] = child
-            self.bytes += self._inner_bytes(parent) - before + _NODE_BYTES
             nodes.append(child)
         node = nodes[-1]
         if node.token not in (None, token):
             raise ValueError(f"pieces {pieces} already lead to token {node.token}, not {token}")
-        if node.token is None:
-            node.token = token
-            self.bytes += self._token_bytes(node, pieces)
+        node.token = token
         for each in nodes:
             each.invalidate_members()
         self._changed[token] = pieces[0]
-        return node
 
     def insert_all(self, entries: Iterable[tuple[Pieces, int]]) -> None:
         for pieces, token in entries:
             self.insert(pieces, token)
-
-    def _inner_bytes(self, node: Node) -> int:
-        """Return the memory of a node's table of children and its own part of `members`; 0 for the root and a leaf."""
-        if node is self.root or node.children is _NO_CHILDREN:
-            return 0
-        return getsizeof(node.children) + _EMPTY_BYTES + (node.token is not None) * _POINTER
-
-    @staticmethod
-    def _token_bytes(node: Node, pieces: Pieces) -> int:
-        """Return the memory of a token and of its entries in the members of the inner nodes on its path."""
-        assert node.token is not None
-        inner = len(pieces) - 1 + bool(node.children)
-        return int_bytes(node.token) + inner * _POINTER
 
     def remove(self, pieces: Pieces) -> None:
         """Remove a complete token, and the prefixes of no other token."""
@@ -172,18 +139,15 @@ class Trie:
         node = nodes[-1]
         if len(nodes) <= len(pieces) or node.token is None:
             raise ValueError(f"pieces {pieces} lead to no token")
-        self.bytes -= self._token_bytes(node, pieces)
         self._changed[node.token] = self.drafter_size
-        node.token = node.record = None
+        node.token = None
         for each in nodes:
             each.invalidate_members()
         for parent, piece, child in reversed(list(zip(nodes, pieces, nodes[1:], strict=False))):
             if child.token is None and not child.children:
-                before = self._inner_bytes(parent)
                 del parent.children[piece]
                 if parent is not self.root:  # a new dictionary has no free slots
                     parent.children = dict(parent.children.items()) or _NO_CHILDREN
-                self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
 
 
 def build_direct_trie(

@@ -26,7 +26,6 @@ from stages.contract.blocks import SequenceState
 from stages.ngrams.cache import NgramCache
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 
-BUDGET_OF_ONE = 720  # bytes; a second entry that shares no prefix does not fit
 BIGRAMS = ((0,), (1,), (0, 1), (1, 0), (1, 1), None)
 PREFIXES = ((0,), (0, 1), (0, 1, 1), (1, 0), (1, 0, 1), (1,), None)
 NO_DIRECT = ((0, 0), (0, 0, 1), (1, 1, 1), (1, 0), None)
@@ -37,7 +36,7 @@ every_policy = pytest.mark.parametrize("policy", ["lru", "lfu"])
 def world_of(vocabulary: str, policy: str, entries: int, seed: int, **changed: object) -> World:
     world = World(
         VOCABULARIES[vocabulary], 2, max_draft=2, seed=seed, seeded=False, cache_entries=entries,
-        policy=policy, entry_bytes=BUDGET_OF_ONE, target_support=3, drafter_support=2,
+        policy=policy, target_support=3, drafter_support=2,
     )  # fmt: skip
     return replace(world, **changed)
 
@@ -128,7 +127,7 @@ class SharedDrafter(World):
 def two_targets(policy: str, **changed: object) -> tuple[SharedDrafter, SharedDrafter]:
     weights = Weights(3)
     common = {
-        "max_draft": 2, "seeded": False, "cache_entries": 1, "policy": policy, "entry_bytes": BUDGET_OF_ONE,
+        "max_draft": 2, "seeded": False, "cache_entries": 1, "policy": policy,
         "target_support": 3, "weights": weights, **changed,
     }  # fmt: skip
     return (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
-from stages.ngrams.cache import NgramCache, entry_bytes
+from stages.ngrams.cache import ENTRY_BYTES, NgramCache
 from stages.ngrams.trie import Node, Trie
 from stages.sampling.drawing import RowDistributions, sample_rows
 from stages.sampling.random_source import UNIFORM_BITS, Outcomes, RandomSource, Remainder
@@ -117,8 +117,7 @@ class World:
     max_draft: int = 2  # most pieces of a draft
     seed: int = 0  # of the distributions
     seeded: bool = True  # whether the cache holds all n-grams from the beginning; else it starts empty
-    cache_entries: int = 100  # the cache's budget, in n-grams of `entry_bytes`
-    entry_bytes: int = entry_bytes((0, 0, 0))
+    cache_entries: int = 100  # the cache's budget, in n-grams
     policy: str = "lru"  # of the cache
     adaptive: bool = False  # whether drafts stop early, depending on what was drafted
     # target_support, drafter_support: how many outcomes the distributions have; 0 means all
@@ -170,7 +169,7 @@ def translation_of(world: World, emitted: Sequence[int]) -> tuple[Trie, Translat
     trie = Trie(len(world.spelling), world.drafter_size)
     trie.insert_all((pieces, token) for token, pieces in enumerate(world.spelling) if pieces and len(pieces) == 1)
     mode = MODES[world.mode]
-    budget = world.cache_entries * world.entry_bytes if mode.ngrams else 0
+    budget = world.cache_entries * ENTRY_BYTES if mode.ngrams else 0
     translate = Translate(trie, NgramCache(trie, budget, world.policy), world.spelling, mode.parse)
     ngrams = [token for token, pieces in enumerate(world.spelling) if pieces and len(pieces) > 1]
     for token in [*(ngrams if world.seeded else ()), *emitted]:

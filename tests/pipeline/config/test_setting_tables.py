@@ -10,7 +10,7 @@ from pipeline.config.settings import settings
 from pipeline.learning.drift import make_detector
 from stages.learn.examples.losses import LOSSES
 from stages.learn.training.interval import UPDATE_INTERVALS
-from stages.ngrams.eviction import RANKS
+from stages.ngrams.cache import RANKS
 from stages.verification.rules import MODES
 
 
