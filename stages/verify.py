@@ -281,14 +281,10 @@ class Verify(Stage[Proposal, Verdict]):
         if not numbers or self._teacher is None:
             return [Supervision()] * len(batch)
         logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)
-        if len(numbers) == len(batch):
-            return self._teacher(batch, outcomes, logits_NV, starts)
         chosen = [batch[number] for number in numbers], [outcomes[number] for number in numbers]
         found = self._teacher(*chosen, logits_NV, [starts[number] for number in numbers])
-        supervision = [Supervision()] * len(batch)
-        for number, one in zip(numbers, found, strict=True):
-            supervision[number] = one
-        return supervision
+        by_number = dict(zip(numbers, found, strict=True))
+        return [by_number.get(number, Supervision()) for number in range(len(batch))]
 
     def _decide_row(
         self, proposal: Proposal, levels: Sequence[Levels], target: RowDistributions

@@ -89,8 +89,9 @@ class LiveEngine(Engine):
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> EncodedPrompt:
+        self._check_characters(sum(len(message["content"]) for message in messages))
         try:
-            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters, tools)
+            tokens, pieces = self._conversation.encode_conversation(messages, tools)
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
         return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)

@@ -111,29 +111,8 @@ def learn(
             added += is_new
             table.stamps[slot] = clock
             table.totals[slot] += 1
-            _raise(table, slot, text[place], 1)
+            _raise(table, slot, text[place])
     return len(text), added
-
-
-@compile_function
-def merge(table: TableArrays, other: TableArrays, begin: int, clock: int, most: int) -> tuple[int, int]:
-    """Add the counts of another table from a slot on, as `learn` those of a text. Returns the first slot that was not
-    added, and the number of contexts that were.
-    """
-    added = np.int64(0)
-    for slot in range(begin, len(other.hashes)):
-        if other.hashes[slot] == _FREE:
-            continue
-        if added > most:
-            return slot, added
-        mine, is_new = _touch(table, other.hashes[slot], other.scopes[slot])
-        added += is_new
-        table.stamps[mine] = clock
-        table.totals[mine] += other.totals[slot]
-        for place in range(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS):
-            if other.counts[place]:
-                _raise(table, mine, other.tokens[place], np.int64(other.counts[place]))
-    return len(other.hashes), added
 
 
 @compiled
@@ -158,15 +137,15 @@ def _touch(table: TableArrays, value: Hash, scope: int) -> tuple[int, int]:
 
 
 @compiled
-def _raise(table: TableArrays, slot: int, token: int, more: int) -> None:
-    """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one takes
-    the place of the last.
+def _raise(table: TableArrays, slot: int, token: int) -> None:
+    """Count a continuation, and keep the order: by count, and the last to reach it first. A new one takes the place of
+    the last.
     """
     tokens, counts, begin = table.tokens, table.counts, slot * CONTINUATIONS
     place = begin
     while place < begin + CONTINUATIONS - 1 and counts[place] and tokens[place] != token:
         place += 1
-    count = np.int64(counts[place]) + more if tokens[place] == token else np.int64(more)
+    count = np.int64(counts[place]) + 1 if tokens[place] == token else np.int64(1)
     while place > begin and counts[place - 1] <= count:
         tokens[place], counts[place] = tokens[place - 1], counts[place - 1]
         place -= 1

@@ -10,7 +10,7 @@ Shapes: S slots, C continuations per slot, U used slots.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from stages.memory.counting import (
     find_contexts,
     find_slot,
     learn,
-    merge,
 )
 
 SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
@@ -152,23 +151,12 @@ class NgramTable:
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Count every token from `begin` on after its contexts."""
         self._clock += 1
-        text, first = np.array(tokens, np.int32), np.uint64(first_hash(scope))
-        self._count(
-            lambda place, most: learn(self.arrays, text, place, self.order, first, scope, self._clock, most),
-            max(1, begin),
-            len(tokens),
-        )
-
-    def _count(self, count: Callable[[int, int], tuple[int, int]], begin: int, end: int) -> None:
-        """Count from one place to another, and double the table where it is half full.
-
-        `count`: counts from a place on until so many contexts are new; returns the next place, and how many are new.
-        """
-        while begin < end:
+        text, first, begin = np.array(tokens, np.int32), np.uint64(first_hash(scope)), max(1, begin)
+        while begin < len(text):
             if 2 * self._used > self._slots and self._slots < self._most:
                 self._double()
             most = self._slots // 2 - self._used if self._slots < self._most else self._slots
-            begin, added = count(begin, most)
+            begin, added = learn(self.arrays, text, begin, self.order, first, scope, self._clock, most)
             self._used += added
 
     def _double(self) -> None:
@@ -180,6 +168,18 @@ class NgramTable:
         for array in lines:
             array[~belongs_S] = 0
         self.arrays = TableArrays(*(array.reshape(-1) for array in lines))
+
+    def _halve(self) -> None:
+        """Halve the number of slots. Two buckets become one, which keeps the contexts that were counted most."""
+        buckets = self._slots // WAYS // 2
+        split = [array.reshape(2, buckets, WAYS, -1) for array in self.arrays]
+        pairs: list[npt.NDArray[Any]] = [array.swapaxes(0, 1).reshape(buckets, 2 * WAYS, -1) for array in split]
+        named = TableArrays(*pairs)
+        least = [-array[:, :, 0].astype(np.int64) for array in (named.stamps, named.totals)]  # the last key decides
+        kept = np.lexsort(least)[:, :WAYS, None]
+        halves: list[npt.NDArray[Any]] = [np.take_along_axis(pair, kept, 1).reshape(-1) for pair in pairs]
+        self.arrays = TableArrays(*halves)
+        self._used = int((self.arrays.hashes != FREE).sum())
 
     def forget(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Subtract what `learn` counted of a text; a context without a count is erased."""
@@ -216,10 +216,6 @@ class NgramTable:
         for array in (self.arrays.counts, self.arrays.totals):
             array -= array // 2
 
-    def merge(self, other: "NgramTable") -> None:
-        self._clock += 1
-        self._count(lambda place, most: merge(self.arrays, other.arrays, place, self._clock, most), 0, other._slots)
-
     def commonest(self, count: int, scope: int = 0) -> list[tuple[int, Continuations]]:
         """Return the slots of a scope with the highest totals and what was counted there."""
         mine_S = np.where(self.arrays.scopes == scope, self.arrays.totals, 0)
@@ -243,16 +239,11 @@ class NgramTable:
 
     def load_state_dict(self, state: State) -> None:
         """Replace the table by a saved one, bit for bit; of one with a larger budget, what does not fit is evicted."""
-        slots, clock = state["sizes"]
-        if slots > self._most:
-            larger = NgramTable(slots * SLOT_BYTES, self.order)
-            larger.load_state_dict(state)
-            self._allocate(min(self._most, FIRST_SLOTS))
-            self._clock = 0
-            self.merge(larger)
-            return
+        slots, self._clock = state["sizes"]
         self._allocate(slots)
         places_U = state["arrays"]["places"].numpy()
         for name, array in zip(TableArrays._fields, self.lines(), strict=True):
             array[places_U] = state["arrays"][name].numpy().view(array.dtype).reshape(-1, array.shape[1])
-        self._clock, self._used = clock, len(places_U)
+        self._used = len(places_U)
+        while self._slots > self._most:
+            self._halve()

@@ -4,7 +4,7 @@ The markers of the target's chat template become special tokens; the contents of
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any, Protocol
@@ -29,11 +29,6 @@ THOUGHTS = ("<think>", "</think>")  # of a reasoning model, whose template remov
 PLACEHOLDER = "\ue000{}\ue000"  # of a name in a message: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
 Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
-Check = Callable[[int], None]
-
-
-def accept_any_length(characters: int) -> None:
-    """Accept a prompt of any number of characters."""
 
 
 @dataclass(frozen=True)
@@ -189,16 +184,13 @@ class Conversation(Protocol):
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
         return self.encode_conversation([{"role": "user", "content": message}])
 
-    def encode_conversation(
-        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
-    ) -> Ids:
+    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
         """Encode the prompt for the next answer.
 
         The contents of messages never become special tokens.
 
         Args:
             messages: the conversation in order, each with `role` and `content`; other keys as of `ChatTemplate`.
-            check: called with the number of characters of the prompt before it is tokenised; may raise.
 
         Raises:
             ConfigError: no prompt can be made of these messages.
@@ -263,16 +255,13 @@ class ChatEncoder(Conversation):
         self._target, self._for_drafter = target, DrafterEncoder(target, drafter, pair)
 
     @override
-    def encode_conversation(
-        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
-    ) -> Ids:
+    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
         """Encode the prompt by the template.
 
         The target's ids are those of `apply_chat_template(..., tokenize=True)` unless a content contains the name of a
         special token. The drafter reads the same text in its own tokens.
         """
         segments = self.template.segments(messages, tools)
-        check(sum(len(segment) for segment in segments if isinstance(segment, str)))
         tokens = _encode_segments(segments, self._target)
         return tokens, self._for_drafter.encode(segments)
 
@@ -292,13 +281,10 @@ class PlainConversation(Conversation):
         self._target, self._drafter = target, drafter
 
     @override
-    def encode_conversation(
-        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
-    ) -> Ids:
+    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
         if tools or any(one.get("tool_calls") for one in messages):
             raise ConfigError("Tools need a chat template, but the target has none; leave them out.")
         text = "\n\n".join(message["content"] for message in messages)
-        check(len(text))
         return self._target.encode(text), self._drafter.encode(text)
 
 

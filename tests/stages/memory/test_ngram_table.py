@@ -206,19 +206,6 @@ def test_decay_halves_all_counts_and_forgets_nothing(given: list[list[int]]):
     assert table.find([0])[0][1].total == (slots[0][0] if slots else 0) + 1
 
 
-@given(many_texts, many_texts)
-def test_a_merged_table_has_learned_both(given: list[list[int]], other: list[list[int]]):
-    table = make_table(*given)
-    merged = make_table(*other)
-    merged.learn([3, 2, 1], 1, scope=4)
-    table.merge(merged)
-    both = make_table(*given, *other)
-    both.learn([3, 2, 1], 1, scope=4)
-    assert contents(table) == contents(both)
-    assert contents(table, 4) == contents(both, 4)
-    assert_sound(table)
-
-
 # The budget.
 
 
