@@ -62,14 +62,6 @@ class Decode(Stage[SequenceState, Draft]):
     >>> row.pieces  # a draft changes nothing: only verification extends a row
     [4, 2, 0]
 
-    Nothing is drafted for a row that is skipped, and at most as many pieces as tokens may be emitted.
-
-    >>> decode([row], skipped=[row])[0].draft_probs_KD.shape
-    torch.Size([0, 6])
-    >>> row.remaining_tokens = 1
-    >>> len(decode([row])[0].pieces)
-    1
-
     Args:
         sampling: the transform of the drafter's logits; its result is the recorded distribution. The transform of a
             row takes precedence: acceptance is highest if the drafter samples as the target does.

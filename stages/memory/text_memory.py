@@ -5,7 +5,6 @@ Shapes: L lines of texts, T tokens of the longest text.
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,36 +27,33 @@ from store.events import DraftSource
 
 
 class RowTexts:
-    """The texts of the rows in flight as lines of one array, which grows.
-
-    >>> texts = RowTexts()
-    >>> line = texts.take_line()
-    >>> texts.extend(line, 0, [5, 6])
-    >>> texts.extend(line, 2, [5, 6, 7])
-    >>> texts.tokens[line, :3].tolist()
-    [5, 6, 7]
-    """
+    """The texts of the rows in flight as lines of one array, which grows."""
 
     def __init__(self) -> None:
         self.tokens: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)  # (L, T)
+        self.lines: dict[SequenceState, int] = {}
+        self.lengths: dict[SequenceState, int] = {}  # of the texts in this block
         self._free: list[int] = []
 
-    def take_line(self) -> int:
-        """Return a line that nobody has."""
+    def add(self, row: SequenceState) -> None:
+        """Give a row a line that nobody has."""
         if not self._free:
             lines = len(self.tokens)
             self._reserve(max(1, 2 * lines), self.tokens.shape[1])
             self._free = list(range(len(self.tokens) - 1, lines - 1, -1))
-        return self._free.pop()
+        self.lines[row], self.lengths[row] = self._free.pop(), 0
 
-    def free_line(self, line: int) -> None:
-        self._free.append(line)
+    def remove(self, row: SequenceState) -> None:
+        self._free.append(self.lines.pop(row))
+        del self.lengths[row]
 
-    def extend(self, line: int, known: int, tokens: Sequence[int]) -> None:
-        """Copy the tokens of a text after the first `known` ones, which the line has."""
-        if len(tokens) > self.tokens.shape[1]:
-            self._reserve(len(self.tokens), 2 * len(tokens))
-        self.tokens[line, known : len(tokens)] = tokens[known:]
+    def extend(self, row: SequenceState) -> None:
+        """Copy the tokens that were emitted since the last call."""
+        known, length = self.lengths[row], len(row.tokens)
+        if length > self.tokens.shape[1]:
+            self._reserve(len(self.tokens), 2 * length)
+        self.tokens[self.lines[row], known:length] = row.tokens[known:]
+        self.lengths[row] = length
 
     def _reserve(self, lines: int, length: int) -> None:
         larger = np.zeros((lines, length), np.int32)
@@ -78,14 +74,6 @@ class GrownTree(NamedTuple):
 
     tree: TokenTree | None
     expected: float
-
-
-@dataclass
-class _RowMemory:
-    """State of a row: the line of its text, and the length of the text in this block."""
-
-    line: int
-    length: int = 0
 
 
 class TextMemory:
@@ -124,16 +112,15 @@ class TextMemory:
             width=limits.width,
         )
         self._searches = own or self.table is not None
-        self._rows: dict[SequenceState, _RowMemory] = {}
         self._unshared: list[LearnedText] | None = None  # None if nothing is shared
 
     def admit(self, row: SequenceState) -> None:
         """Add a row: a new one, or one of a checkpoint that is resumed."""
-        self._rows[row] = _RowMemory(self._texts.take_line())
+        self._texts.add(row)
 
     def release(self, row: SequenceState) -> None:
         """Remove a row, measure how common what the target emitted in it is, and learn that."""
-        self._texts.free_line(self._rows.pop(row).line)
+        self._texts.remove(row)
         emitted = [token for token in row.tokens[row.prompt_length :] if token not in self._ends]
         if self.table is not None and emitted:
             row.frequency = self.table.mean_frequency(emitted, row.scope)
@@ -168,17 +155,15 @@ class TextMemory:
         if not batch or not self._searches:
             return [GrownTree(None, 0.0) for _ in batch]
         for row in batch:
-            memory = self._rows[row]
-            self._texts.extend(memory.line, memory.length, row.tokens)
-            memory.length = len(row.tokens)
+            self._texts.extend(row)
         fields, chances = self._search.grow(self._list_rows(batch), self._costs.verification_curve())
         return _make_trees(fields, chances, len(batch))
 
     def _list_rows(self, batch: Sequence[SequenceState]) -> RowNumbers:
-        memories, hashes = [self._rows[row] for row in batch], [first_hash(row.scope) for row in batch]
+        hashes = [first_hash(row.scope) for row in batch]
         return RowNumbers(
-            [memory.line for memory in memories],
-            [memory.length for memory in memories],
+            [self._texts.lines[row] for row in batch],
+            [self._texts.lengths[row] for row in batch],
             [number - (1 << 64) if number >> 63 else number for number in hashes],  # their bits as signed integers
             [min(self._limits.depth, row.remaining_tokens) for row in batch],
         )

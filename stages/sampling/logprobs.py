@@ -34,12 +34,8 @@ def compute_logprobs(logits_NV: Tensor, tokens: Sequence[int], most: Sequence[in
     own_N1 = logprobs_NV.gather(1, torch.tensor(tokens, device=logprobs_NV.device)[:, None])
     values = torch.cat([own_N1.double(), top.values.double(), top.indices.double()], 1).tolist()
     width = top.values.shape[1]
-    return [
-        TokenLogprobs(token, own, _alternatives(rest[:width], rest[width:], wanted))
-        for token, wanted, (own, *rest) in zip(tokens, most, values, strict=True)
-    ]
-
-
-def _alternatives(logprobs: Sequence[float], ids: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
-    pairs = list(zip(ids, logprobs, strict=True))[:wanted]
-    return tuple((int(token), logprob) for token, logprob in pairs if logprob > float("-inf"))
+    found = []
+    for token, wanted, (own, *rest) in zip(tokens, most, values, strict=True):
+        pairs = list(zip(map(int, rest[width:]), rest[:width], strict=True))[:wanted]
+        found.append(TokenLogprobs(token, own, tuple(pair for pair in pairs if pair[1] > -torch.inf)))
+    return found

@@ -45,22 +45,15 @@ def load_arrays(kind: str, key: str, restore: Callable[[Arrays], T], *, shipped:
     Args:
         shipped: another folder with such files, which is searched after the cache.
     """
-    path = cache_path(kind, key, "npz")
-    found = None if path is None else _restore_file(path, kind, key, restore)
-    if found is None and shipped is not None:
-        found = _restore_file(shipped / _name_of(kind, key, "npz"), kind, key, restore)
-    return found
-
-
-def _restore_file(path: Path, kind: str, key: str, restore: Callable[[Arrays], T]) -> T | None:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        if str(arrays["key"]) != _seal(kind, key):
-            return None
-        return restore(arrays)
-    except Exception:  # damage raises many kinds of errors; the file is then made again
-        return None
+    for folder in (cache_folder(), shipped):
+        if folder is None:
+            continue
+        with suppress(Exception):  # damage raises many kinds of errors; the file is then made again
+            with np.load(folder / _name_of(kind, key, "npz"), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            if str(arrays["key"]) == _seal(kind, key):
+                return restore(arrays)
+    return None
 
 
 def store_arrays(kind: str, key: str, arrays: Arrays) -> None:
