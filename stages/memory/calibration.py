@@ -37,13 +37,8 @@ def own_cell(length: int) -> int:
 
 @compiled
 def memory_cell(context: int, total: int, count: int, rank: int) -> int:
-    """Return the cell of a continuation that the memory knows.
-
-    Args:
-        context: tokens of the context.
-        total: how often the context was seen.
-        count: how often the candidate followed it.
-        rank: its rank by count, from 0.
+    """Return the cell of a continuation that the memory knows: after a context of so many tokens, seen `total` times,
+    it followed `count` times.
     """
     counts, shares = len(COUNT_EDGES) + 1, len(SHARE_EDGES) + 1
     share = _bisect_right(SHARE_EDGES, count / total) if total else 0

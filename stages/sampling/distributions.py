@@ -55,23 +55,14 @@ def read_peaks(logits_NV: Tensor, peaks_N: Tensor) -> list[float]:
 
 
 class OneHotRows:
-    """Distributions that are certain of one token each, in memory that is used again: zeros are written once.
-
-    Args:
-        dtype: of the distributions.
-    """
+    """Distributions that are certain of one token each, in memory that is used again: zeros are written once."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._rows_NV = torch.empty(0, 0, dtype=dtype)
         self._placed_N = torch.empty(0, dtype=torch.long)
 
     def place(self, ids_N: Tensor, size: int) -> Tensor:
-        """Return distributions over so many tokens, certain of these (N, V). They are valid until the next call.
-
-        Args:
-            ids_N: one token per distribution.
-            size: V.
-        """
+        """Return distributions over so many tokens, certain of these (N, V). They are valid until the next call."""
         rows, count = self._rows_NV, len(ids_N)
         if len(rows) < count or rows.shape[1] != size or rows.device != ids_N.device:
             self._rows_NV = rows = torch.zeros(count, size, dtype=rows.dtype, device=ids_N.device)

@@ -85,7 +85,6 @@ class Grammar(LogitTransform):
 
     Args:
         matcher: an `LLMatcher` at the beginning. It is copied and stays there.
-        eos_ids: the ends of the sequence.
         clock: seconds of this thread's CPU time.
     """
 
@@ -134,13 +133,7 @@ class Grammar(LogitTransform):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. May be called from any thread.
-
-    Args:
-        token_bytes: per id the bytes it stands for; None for special and unused ids.
-        spell: returns ids that spell bytes in the middle of a text; None if there are none.
-        eos_ids: the ends of the sequence.
-    """
+    """Compiles grammars for one vocabulary (see `Vocabulary.token_bytes`, `spell`). May be called from any thread."""
 
     def __init__(
         self,

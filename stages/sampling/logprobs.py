@@ -26,7 +26,6 @@ def compute_logprobs(logits_NV: Tensor, tokens: Sequence[int], most: Sequence[in
 
     Args:
         logits_NV: the target's logits at each token's position; ids that are never emitted at -inf.
-        tokens: N emitted ids.
         most: per position the number of alternatives, 0 or more; those with probability zero are omitted.
     """
     logprobs_NV = logits_NV.float().log_softmax(-1)

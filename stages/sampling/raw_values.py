@@ -34,16 +34,12 @@ class RejectedPlace(NamedTuple):
 
 
 def compute_raw_values(logits_NV: Tensor, places: Sequence[RejectedPlace]) -> list[RawValues]:
-    """Compute the raw values of J rejected tokens.
+    """Compute the raw values of J rejected tokens, from logits with ids that are never emitted at -inf.
 
     >>> logits_NV = torch.tensor([[0.5, 0.25, 0.25]]).log()
     >>> (found,) = compute_raw_values(logits_NV, [RejectedPlace(0, 2, 0)])
     >>> [round(value, 4) for value in found]
     [0.25, 0.5, 1.0397]
-
-    Args:
-        logits_NV: the target's logits; ids that are never emitted at -inf.
-        places: one per rejected token.
     """
     if not places:
         return []

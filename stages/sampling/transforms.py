@@ -39,9 +39,6 @@ class LogitBias(LogitTransform):
     >>> LogitBias([(0, 4.0), (2, -100.0)]).apply(logits_V, [])
     >>> logits_V
     tensor([  5.,   2., -97.])
-
-    Args:
-        biases: pairs of a token and what is added to its logit.
     """
 
     def __init__(self, biases: Sequence[tuple[int, float]]) -> None:
@@ -63,10 +60,6 @@ class Penalties(LogitTransform):
     >>> Penalties([0, 1], presence=0.5, frequency=0.25, repetition=2.0).apply(logits_V, [1, 2, 2])
     >>> logits_V
     tensor([ 1.0000, -4.7500,  0.5000,  1.0000])
-
-    Args:
-        prompt: the tokens of the prompt.
-        presence, frequency, repetition: the penalties; 0, 0 and 1 change nothing.
     """
 
     def __init__(self, prompt: Sequence[int], presence: float, frequency: float, repetition: float) -> None:

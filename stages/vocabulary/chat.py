@@ -5,7 +5,6 @@ The markers of the target's chat template become special tokens; the contents of
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any, Protocol
 
@@ -31,26 +30,6 @@ _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
 Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
 
 
-@dataclass(frozen=True)
-class _Marker:
-    """A special token in the text of a template. `lstrip` and `rstrip`: it includes white space on that side."""
-
-    token: int
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
-
-    def span(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the span that it matches for its name at `start:stop`; None if it is part of a longer word."""
-        if self.single_word and (is_word(text[start - 1 : start]) or is_word(text[stop : stop + 1])):
-            return None
-        while self.lstrip and start and text[start - 1].isspace():
-            start -= 1
-        while self.rstrip and text[stop : stop + 1].isspace():
-            stop += 1
-        return start, stop
-
-
 class ChatTemplate:
     """The chat template of one tokenizer, prepared once and applied to every conversation.
 
@@ -69,11 +48,8 @@ class ChatTemplate:
                 "name a Jinja file with source.chat_template=FILE, or complete prompts as text with --no-chat."
             )
         added = vocabulary.tokenizer.backend_tokenizer.get_added_tokens_decoder()
-        self._markers = {
-            name: _Marker(token, added[token].lstrip, added[token].rstrip, added[token].single_word)
-            for name, token in vocabulary.specials.items()
-            if token in added  # the tokenizer reads no other name as a token
-        }
+        # The tokenizer reads no other name as a token.
+        self._markers = {name: (token, added[token]) for name, token in vocabulary.specials.items() if token in added}
         # Longest first: where one name begins with another, the tokenizer takes the longer.
         names = sorted(self._markers, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
@@ -146,13 +122,13 @@ class ChatTemplate:
     def _split_at_markers(self, text: str) -> Iterator[Segment]:
         done = 0
         for found in self._names.finditer(text):
-            marker = self._markers[found[0]]
-            span = marker.span(text, *found.span())
+            token, marker = self._markers[found[0]]
+            span = _find_span(marker, text, *found.span())
             if span is None:
                 continue
             if done < span[0]:  # the previous marker may include the white space
                 yield text[done : span[0]]
-            yield marker.token
+            yield token
             done = span[1]
         if done < len(text):
             yield text[done:]
@@ -172,6 +148,19 @@ class ChatTemplate:
             ) from error
 
 
+def _find_span(marker: Any, text: str, start: int, stop: int) -> tuple[int, int] | None:
+    """Return the span that a special token matches for its name at `start:stop`, with white space around it that it
+    includes; None if the name is part of a longer word.
+    """
+    if marker.single_word and (is_word(text[start - 1 : start]) or is_word(text[stop : stop + 1])):
+        return None
+    while marker.lstrip and start and text[start - 1].isspace():
+        start -= 1
+    while marker.rstrip and text[stop : stop + 1].isspace():
+        stop += 1
+    return start, stop
+
+
 def is_word(character: str) -> bool:
     """Check whether a string is one word character."""
     return re.fullmatch(r"\w", character) is not None
@@ -188,9 +177,6 @@ class Conversation(Protocol):
         """Encode the prompt for the next answer.
 
         The contents of messages never become special tokens.
-
-        Args:
-            messages: the conversation in order, each with `role` and `content`; other keys as of `ChatTemplate`.
 
         Raises:
             ConfigError: no prompt can be made of these messages.
@@ -241,14 +227,7 @@ class DrafterEncoder:
 
 
 class ChatEncoder(Conversation):
-    """Encodes conversations by the target's chat template, for one target and one drafter.
-
-    Args:
-        template: Jinja text to use instead of the target's own chat template.
-
-    Raises:
-        ConfigError: as `ChatTemplate`.
-    """
+    """Encodes conversations by the target's chat template, as `ChatTemplate`, for one target and one drafter."""
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary, pair: Pair, template: str | None = None) -> None:
         self.template = ChatTemplate(target, template)

@@ -78,12 +78,7 @@ class TextTokenizer:
 
 
 class Speller:
-    """Spells byte strings in ordinary tokens.
-
-    Args:
-        controls: ids that must not be used.
-        id_of_bytes: ids of the byte strings that are one token.
-    """
+    """Spells byte strings in ordinary tokens: all but the controls."""
 
     def __init__(
         self, backend: Any, byte_level: bool, token_bytes: Sequence[bytes | None], controls: Collection[int],
