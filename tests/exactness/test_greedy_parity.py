@@ -5,6 +5,7 @@ Greedy decoding is compared with `generate` token for token, in float32.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config
 from pipeline.models.catalog import MODELS_FOLDER
 from pipeline.sources import corpus
-from store.events import Event, PromptReceived, TokenDecision, Updated
+from store.events import DraftSource, Event, Outcome, PromptReceived, TokenDecision, Updated
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTERS = ROOT.parent / "shared" / "models"  # next to the repository while the built-in models are being made
-PROMPTS, NEW_TOKENS = 100, 32
+PROMPTS, NEW_TOKENS = 80, 32
 LEARNING = {
     "learn__enabled": True,
     "learn__spacing": "fixed",
@@ -124,6 +125,22 @@ def test_greedy_is_plain_decoding_however_it_is_drafted(changes: dict[str, Any],
     chosen = prompts[::10]
     events, _ = run(config_of(batch=3, learn__enabled=False, **changes), chosen, tmp_path)
     assert completions(events) == {prompt.offset: plain[prompt.offset] for prompt in chosen}
+
+
+@pytest.mark.representatives("changes1", "changes2")
+@pytest.mark.parametrize(
+    "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
+)
+def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
+    repeated = [*prompts[::5], *prompts[::20]]  # texts that the memory knows verbatim
+    chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
+    config = config_of(draft__costs=0.3, **changes)  # costs that are the same on every machine
+    events, _ = run(config, chosen, tmp_path)
+    wanted = {prompt.offset: plain[prompt.line - 1] for prompt in chosen}
+    assert completions(events) == wanted
+    copied = [event for event in decisions(events) if event.drafter is not DraftSource.MODEL]
+    accepted = {event.drafter for event in copied if event.outcome is Outcome.ACCEPTED}
+    assert accepted == {DraftSource.LOOKUP, DraftSource.MEMORY}
 
 
 SAMPLED = {"sampling__temperature": 1.0, "sampling__max_new_tokens": 16}

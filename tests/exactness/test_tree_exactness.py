@@ -2,7 +2,7 @@
 
 Every outcome of one row is enumerated through whole production stages, in double precision, over trees of all shapes:
 first over given ones, then over those that `ChooseDraft` grows from the row's own text and from the memory while both
-learn. Greedy decoding is compared over the whole loop.
+learn.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from enumeration import EXACT, Distribution, World, add_up, difference, true_distribution
-from test_greedy_parity import completions, config_of, decisions, plain, prompts
-from test_greedy_parity import run as run_loop
 from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, world_of
 from token_trees import GivenTrees, make_tree
 from whole_stages import PROMPT, Stages, admit, advance, batch_distribution, emit, new_row, stages_of
@@ -33,7 +31,6 @@ from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
 
 VOCABULARY = range(7)  # of `world_of`; three of its tokens have mass after any text
-__all__ = ["plain", "prompts"]  # fixtures
 
 Emitted = tuple[int, ...]
 Pick = Callable[[World, Emitted], Sequence[int]]  # the candidates after a text
@@ -445,22 +442,3 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: SamplingParam
         return emit(build_choosing_stages(world, texts_of(world)), [row], row, 2)
 
     assert_exact(add_up(run), wanted_distribution(world, 2, sampling))
-
-
-# Real models.
-
-
-@pytest.mark.representatives("changes1", "changes2")
-@pytest.mark.parametrize(
-    "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
-)
-def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
-    repeated = [*prompts[::5], *prompts[::20]]  # texts that the memory knows verbatim
-    chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
-    config = config_of(draft__costs=0.3, **changes)  # costs that are the same on every machine
-    events, _ = run_loop(config, chosen, tmp_path)
-    wanted = {prompt.offset: plain[prompt.line - 1] for prompt in chosen}
-    assert completions(events) == wanted
-    copied = [event for event in decisions(events) if event.drafter is not DraftSource.MODEL]
-    accepted = {event.drafter for event in copied if event.outcome is Outcome.ACCEPTED}
-    assert accepted == {DraftSource.LOOKUP, DraftSource.MEMORY}
