@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from doubles import row_of
 from stored_states import store
 from token_trees import tree_draft
 
-from stages.contract.blocks import Draft, Proposal, SequenceState, TokenTree, Verdict
+from stages.contract.blocks import Proposal, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
-from stages.memory.calibration import DECAY, memory_cell, own_cell
+from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from store.events import DraftSource
 
@@ -62,44 +61,6 @@ def complete(memory: TextMemory, prompt: Sequence[int], *tokens: int, **changes:
     return row
 
 
-class Recorded:
-    """Observations of a memory's calibration since this object exists, per cell, from its hits and trials."""
-
-    def __init__(self, memory: TextMemory) -> None:
-        self._calibration = memory.calibration
-        self._before = memory.calibration.cells
-
-    @property
-    def seen(self) -> list[tuple[int, bool]]:
-        both = zip(*self._before, *self._calibration.cells, strict=True)
-        return [(cell, hit) for cell, numbers in enumerate(both) for hit in find_sequence(*numbers)]
-
-
-def find_sequence(hits: float, trials: float, hits_after: float, trials_after: float) -> tuple[bool, ...]:
-    """Return for each of a few candidates of a cell whether it was emitted."""
-    for length in range(4):
-        for sequence in product((False, True), repeat=length):
-            found = hits, trials
-            for hit in sequence:
-                found = DECAY * found[0] + hit, DECAY * found[1] + 1
-            if found == pytest.approx((hits_after, trials_after), rel=1e-12):
-                return sequence
-    raise AssertionError("a cell was judged more than three times")
-
-
-# What is counted.
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_tokens_that_the_table_held_for_the_likeliest_are_counted_whatever_drafted_them(own: bool):
-    memory = new_memory(own=own)
-    assert complete(memory, [1, 2], 3, 4, 5, 6).predicted == 0, "nothing was known"
-    again = complete(memory, [7, 2], 3, 4, 8, 6)  # 3 after 2, 4 after 3; not 8, and nothing is known after that
-    assert again.predicted == 2
-    repeated = complete(memory, [7, 7, 7], 7, 7)
-    assert repeated.predicted == 0, "the own text is no part of the table"
-
-
 # What is proposed.
 
 
@@ -125,23 +86,6 @@ def test_a_row_has_a_tree_of_what_completed_rows_emitted():
     assert {candidate.source for candidate in tree.candidates} == {DraftSource.MEMORY}
     first = tree.candidates[0]
     assert (first.context, first.count) == (2, 1)
-
-
-def test_what_was_never_seen_has_no_tree():
-    memory = new_memory()
-    complete(memory, [1], 2, 3)
-    assert grow(memory, *admit(memory, row_of([5, 6]))) == [None]
-
-
-def test_a_tree_is_no_deeper_than_the_remaining_tokens():
-    memory = new_memory(20, 1, 6)
-    for remaining in (1, 3, 6, 50):
-        (row,) = admit(memory, row_of([1, 1, 1, 1, 1], remaining_tokens=remaining))
-        for length in range(1, 12):
-            for _ in range(50):
-                memory.calibration.observe(own_cell(length), hit=True)
-        (tree,) = grow(memory, row)
-        assert len(tree.candidates) == min(remaining, 6)
 
 
 def test_growing_draws_no_random_numbers_and_changes_nothing():
@@ -196,65 +140,6 @@ def test_private_rows_have_trees_and_are_not_learned():
     assert tokens_of(*grow(memory, *admit(memory, row))) == (3,)
 
 
-def test_every_place_of_the_emitted_text_judges_its_options():
-    memory = new_memory()
-    complete(memory, [6], 1, 2, 8)
-    (row,) = admit(memory, row_of([1, 2, 3, 1, 2]))
-    (tree,) = grow(memory, row)
-    recorded = Recorded(memory)
-    memory.observe([emit(row, 3, 5, 1, tree=tree)])
-    assert recorded.seen == [
-        (own_cell(2), True),  # 3, as after the first "1 2"
-        (own_cell(3), False),  # 1 after "1 2 3"
-        (memory_cell(2, 1, 1, 0), False),  # 8 was emitted after "1 2" in another row
-    ], "nothing is known after 5"
-
-
-def test_options_are_judged_whatever_drafted_the_block():
-    """So trees that are not used become known to hold, and the model's drafts are evidence too."""
-    seen = []
-    for by_model in (True, False):
-        memory = new_memory()
-        (row,) = admit(memory, row_of([1, 2, 3, 4, 1, 2]))
-        (tree,) = grow(memory, row)
-        recorded = Recorded(memory)
-        if by_model:
-            draft = Draft(row, (3, 0), torch.full((2, 4), 0.25), (1.0, 1.0), None, (0.5, 0.5))
-            verdict = emit(row, 3, 4, 7)
-            memory.observe([Verdict(Proposal(draft, ()), (), verdict.emitted, 2, 1)])
-        else:
-            memory.observe([emit(row, 3, 4, 7, tree=tree)])
-        seen.append(recorded.seen)
-    assert seen[0] == seen[1] == [(own_cell(2), True), (own_cell(3), True), (own_cell(4), False)]
-
-
-def test_the_accepted_path_is_judged_where_the_tree_did_not_go():
-    """A bonus token may be followed in the memory although the tree ended before it."""
-    memory = new_memory(1, 1, 1)
-    complete(memory, [6], 1, 2, 3)
-    (row,) = admit(memory, row_of([6, 1]))
-    (tree,) = grow(memory, row)
-    assert tree.tokens == (2,)
-    recorded = Recorded(memory)
-    memory.observe([emit(row, 2, 3, tree=tree)])
-    assert [hit for _, hit in recorded.seen] == [True, True]
-
-
-def test_only_what_was_known_before_the_block_is_judged():
-    """The block repeats itself: that would be known only after it."""
-    memory = new_memory()
-    (row,) = admit(memory, row_of([1, 2]))
-    grow(memory, row)
-    recorded = Recorded(memory)
-    memory.observe([emit(row, 5, 6, 5, 6, 5)])
-    assert recorded.seen == []
-    (tree,) = grow(memory, row)
-    assert tree.tokens[0] == 6, "in the next block it is known"
-    memory.observe([emit(row, 7, 1, 2, 5, tree=tree)])
-    # 6 after "6 5"; nothing after 7; after "1" 2 and after "1 2" 5, as before.
-    assert recorded.seen == [(own_cell(1), True), (own_cell(2), True), (own_cell(3), False)]
-
-
 def test_after_a_drift_new_text_weighs_double():
     for drifts, wanted in ((True, [3, 2]), (False, [2, 3])):
         memory = new_memory()
@@ -265,17 +150,6 @@ def test_after_a_drift_new_text_weighs_double():
         for _ in range(3):
             complete(memory, [1], 3)
         assert memory.table.find([1])[0][1].tokens == wanted
-
-
-def test_chances_learn_from_what_is_emitted():
-    memory = new_memory()
-    (row,) = admit(memory, row_of([1, 2, 3, 1, 2]))
-    expected = []
-    for _ in range(60):
-        expected.append(memory.grow([row])[0].expected)
-        memory.observe([emit(row, 3, 1, 2)])
-    assert expected[0] < 0.3
-    assert expected[-1] > 4
 
 
 # Checkpoints.
