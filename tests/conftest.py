@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import compiled_code
 import mlflow_tables
 import pytest
 import warm_python
@@ -24,13 +25,13 @@ settings.load_profile("unhurried")
 
 LONGEST = (  # files that take longest begin first, so that no process is left with one at the end
     "pipeline/cluster/test_ray_backend.py",
+    "stages/vocabulary/",  # needs nothing that another process compiles meanwhile
     "faults/test_object_runs.py",
     "faults/test_kills.py",
     "pipeline/versions/test_export.py",
     "pipeline/run/test_resume.py",
     "pipeline/sources/test_ray_data.py",
     "stages/ngrams/test_ngram_cache.py",
-    "stages/vocabulary/test_real_vocabularies.py",
     "exactness/",
     "faults/",
     "pipeline/cli/",
@@ -86,10 +87,14 @@ def mark_all_but_representatives(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test writes into the user's cache; what one test reads of a tokenizer serves the others."""
+def _cache_of_this_session(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test writes into the user's cache; what one test reads of a tokenizer or compiles serves the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIDRAFT_CACHE", str(shared_folder(tmp_path_factory) / "omnidraft-cache"))
+        cache = shared_folder(tmp_path_factory) / "omnidraft-cache"
+        patch.setenv("OMNIDRAFT_CACHE", str(cache))
+        compiled_code.keep_compiled(pytestconfig, cache)
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":  # meanwhile the others test what needs none of it (LONGEST)
+            compiled_code.compile_all()
         patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
         yield
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from compiled_code import link_compiled
 from faulty_runs import Ended, Life, Stream, World, differences, rows_of, strays
 from mlflow import MlflowClient
 from object_serving import Door, ObjectServer
@@ -36,6 +37,7 @@ class Machines:
         self._number += 1
         folder = self._folder / f"machine-{self._number}"
         own = {"OMNIDRAFT_CACHE": str(folder / "cache")}
+        link_compiled(folder / "cache")
         return Life(World(folder, environment={**self._environment, **own, **environment}), words)
 
     def resume_elsewhere(self, place: str, *more: object) -> Ended:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from compiled_code import VARIABLE
 from mutants import ROOT, Mutant, read_mutants
 
 SECONDS = 100  # limit for the tests of one mutant; tests that reach it are stopped and count as failed
@@ -46,6 +47,7 @@ def main() -> int:
         copy = Path(temporary) / ROOT.name
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = f"{temporary}/compiled"
+        os.environ[VARIABLE] = f"{temporary}/numba"
         if options.sound:
             return check_tests(copy, mutants, number, count)
         verdicts = [report(copy, one) for one in mutants[number - 1 :: count]]
