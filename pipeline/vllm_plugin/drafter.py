@@ -6,7 +6,6 @@ sequences of a `TargetRunner`, as in our own loop; only verification is the engi
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -17,20 +16,13 @@ from stages.contract.blocks import SequenceState
 from stages.drafting.exploration import Choice, Exploration
 from stages.drafting.sources import SourceChooser
 from stages.learn.examples.top_distributions import TopDistributions
+from stages.sampling.params import SamplingParams
+from stages.sampling.random_source import SeededRandomSource
 from stages.verification.judge import Judge, PassResult
 from store.events import Action, Event
 
+DATASET = "vllm"  # of all requests, in the log
 TRIAL_INTERVAL = 8  # passes; one of so many is without drafts until the cost of such a pass is measured
-
-
-class MakeSequence(Protocol):
-    """Makes a sequence of the tokens of a prompt."""
-
-    offset: int  # number of the next one
-
-    def __call__(self, tokens: list[int], request: RowRequest | None) -> SequenceState:
-        """Return the sequence, which was not there before."""
-        ...
 
 
 class PlainTrials(Exploration):
@@ -56,6 +48,38 @@ class PlainTrials(Exploration):
         return Choice(Action.NOTHING, 1.0, drawn=True) if self._tries else Choice(preferred, 1.0, drawn=False)
 
 
+class PromptMaker:
+    """Makes a sequence of the tokens of a prompt.
+
+    Args:
+        longest: maximum number of tokens of a text.
+        spell: returns the drafter's pieces of a prompt.
+        decode: returns its text, which the log keeps.
+        accepts_examples: whether a training example of the next prompt is recorded.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        spell: Callable[[list[int]], list[int]],
+        decode: Callable[[list[int]], str],
+        accepts_examples: Callable[[], bool],
+    ) -> None:
+        self._longest, self._spell, self._decode, self._accepts = longest, spell, decode, accepts_examples
+        self.offset = 0
+
+    def __call__(self, tokens: list[int], request: RowRequest) -> SequenceState:
+        """Return the sequence. One token more than a draft follows it, so the last place is never drafted for."""
+        offset, rng = self.offset, SeededRandomSource(0, self.offset)
+        self.offset += 1
+        text, remaining = self._decode(tokens), max(0, min(self._longest, request.longest) - len(tokens) - 1)
+        pieces = self._spell(tokens)
+        sequence = SequenceState(offset, request.name, DATASET, text, tokens, len(tokens), pieces, rng, remaining)
+        sequence.sampling = SamplingParams(ignore_eos=request.ignores_ends, stop_token_ids=tuple(request.ends))
+        sequence.record_example = self._accepts()
+        return sequence
+
+
 class EngineDrafter:
     """Drafts of unequal length for the rows of an engine's batch.
 
@@ -72,7 +96,7 @@ class EngineDrafter:
         self,
         runner: TargetRunner,
         judge: Judge,
-        make: "MakeSequence",
+        make: PromptMaker,
         trials: PlainTrials,
         chooser: SourceChooser,
         take: Callable[[Iterable[Event]], None],

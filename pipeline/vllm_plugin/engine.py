@@ -17,9 +17,9 @@ from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.loop import TargetRunner
 from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
-from pipeline.vllm_plugin.drafter import EngineDrafter, MakeSequence, PlainTrials
+from pipeline.vllm_plugin.drafter import EngineDrafter, PlainTrials, PromptMaker
 from pipeline.vllm_plugin.pass_costs import PassCosts
-from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
+from pipeline.vllm_plugin.sequences import EngineRow
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState
@@ -30,8 +30,6 @@ from stages.learn.examples.top_distributions import LogitsReader
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie
-from stages.sampling.params import SamplingParams
-from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
 from stages.verification.judge import Judge
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from stages.decode import Decode
 
 LOG = logging.getLogger("omnidraft.vllm")
-DATASET = "vllm"  # of all requests, in the log
 IDLE_SECONDS = 10.0  # after which the requests of the last pass have ended: no pass follows them
 GIVEN_DRAFTING_COST = 0.05  # of a drafter pass, relative to the first of the given costs
 
@@ -77,40 +74,6 @@ class NothingLearned(Learner):
     @override
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
         return ()
-
-
-class PromptMaker(MakeSequence):
-    """Makes a sequence of the tokens of a prompt.
-
-    Args:
-        longest: maximum number of tokens of a text.
-        spell: returns the drafter's pieces of a prompt.
-        decode: returns its text, which the log keeps.
-        accepts_examples: whether a training example of the next prompt is recorded.
-    """
-
-    def __init__(
-        self,
-        longest: int,
-        spell: Callable[[list[int]], list[int]],
-        decode: Callable[[list[int]], str],
-        accepts_examples: Callable[[], bool],
-    ) -> None:
-        self._longest, self._spell, self._decode, self._accepts = longest, spell, decode, accepts_examples
-        self.offset = 0
-
-    @override
-    def __call__(self, tokens: list[int], request: RowRequest | None) -> SequenceState:
-        """Return the sequence. One token more than a draft follows it, so the last place is never drafted for."""
-        offset, rng = self.offset, SeededRandomSource(0, self.offset)
-        self.offset += 1
-        name, text = request.name if request else str(offset), self._decode(tokens)
-        remaining = max(0, min(self._longest, request.longest if request else self._longest) - len(tokens) - 1)
-        sequence = SequenceState(offset, name, DATASET, text, tokens, len(tokens), self._spell(tokens), rng, remaining)
-        if request:
-            sequence.sampling = SamplingParams(ignore_eos=request.ignores_ends, stop_token_ids=tuple(request.ends))
-        sequence.record_example = self._accepts()
-        return sequence
 
 
 class PluginEngine:

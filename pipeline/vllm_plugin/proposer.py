@@ -29,7 +29,7 @@ from pipeline.vllm_plugin.engine import (
     make_costs,
     make_textless_recorder,
 )
-from pipeline.vllm_plugin.runner_requests import BatchRequests, read_requests, wrap_runner
+from pipeline.vllm_plugin.runner_requests import read_requests, wrap_runner
 from pipeline.vllm_plugin.sequences import EngineRow
 from pipeline.vllm_plugin.settings import PluginSettings, read_settings
 from store.errors import UsageError
@@ -80,7 +80,6 @@ class OmnidraftProposer:
         parallel = vllm_config.parallel_config
         self._engine: PluginEngine | None = None
         self._runner: Any = None
-        self._reads_requests = True
         self._longest = vllm_config.model_config.max_model_len
         self._greedy_only = vllm_config.device_config.device_type == "cpu"
         if self._greedy_only:
@@ -88,8 +87,7 @@ class OmnidraftProposer:
                 "on vLLM's CPU backend, drafts change the texts of a pass with a request at temperature above 0 (vLLM "
                 "issue 55005): nothing is drafted while there is one, but greedy texts may change when one arrives"
             )
-        if not wrap_runner():
-            self._miss_requests("vLLM has no runner that could be wrapped")
+        wrap_runner()
         # vLLM takes the drafts of the first tensor-parallel rank alone.
         if parallel.rank % parallel.tensor_parallel_size == 0:
             settings = read_settings()
@@ -105,16 +103,7 @@ class OmnidraftProposer:
 
     def receive_runner(self, runner: Any) -> None:
         """Take the runner whose batch the next call of `propose` is about. Called by vLLM's wrapped runner."""
-        self._runner = runner if self._reads_requests else None
-
-    def _miss_requests(self, reason: object) -> None:
-        """Recognise requests by their texts from now on."""
-        self._reads_requests = False
-        LOG.warning(
-            "the requests of vLLM's batch cannot be read (%s); they are recognised by their texts%s",
-            reason,
-            ", and drafts are made while some are at temperature above 0" if self._greedy_only else "",
-        )
+        self._runner = runner
 
     def load_model(self, target: Any) -> None:
         """Read the target's distributions where a log or a learner needs them. vLLM calls it once with the module."""
@@ -144,32 +133,17 @@ class OmnidraftProposer:
         """
         if self._engine is None:
             return [[] for _ in sampled_token_ids]
-        rows = [
-            EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], len(sampled))
-            for place, sampled in enumerate(sampled_token_ids)
-        ]
-        found = self._read_requests(len(rows))
-        if found:
-            rows = [row._replace(request=request) for row, request in zip(rows, found.rows, strict=True)]
         try:
-            if found is None:
-                return self._engine.step(rows)
+            found = read_requests(self._runner, len(sampled_token_ids), self._longest)
+            rows = [
+                EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], len(sampled), request)
+                for place, (sampled, request) in enumerate(zip(sampled_token_ids, found.rows, strict=True))
+            ]
             return self._engine.step(rows, found.waiting, drafts=found.greedy or not self._greedy_only)
         except Exception:
             LOG.exception("omnidraft failed and drafts nothing from now on; the texts of the engine are not affected")
             self._engine = None
             return [[] for _ in sampled_token_ids]
-
-    def _read_requests(self, rows: int) -> BatchRequests | None:
-        """Return the requests of the runner; None if it is not known, or not as that of the tested versions."""
-        runner, self._runner = self._runner, None
-        if runner is None:
-            return None
-        try:
-            return read_requests(runner, rows, self._longest)
-        except (AttributeError, KeyError, TypeError) as error:
-            self._miss_requests(repr(error))
-            return None
 
 
 def _close(engine: PluginEngine) -> None:

@@ -26,9 +26,8 @@ from pipeline.loop import Loop
 from pipeline.recorder import Recorder
 from pipeline.run.context import RunContext
 from pipeline.run.folder import RUNS, is_unfinished, mlflow_of
-from pipeline.vllm_plugin.drafter import EngineDrafter
+from pipeline.vllm_plugin.drafter import DATASET, EngineDrafter
 from pipeline.vllm_plugin.engine import (
-    DATASET,
     EngineFacts,
     PluginEngine,
     build_drafter,

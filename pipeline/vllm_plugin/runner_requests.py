@@ -23,17 +23,15 @@ class BatchRequests(NamedTuple):
     greedy: bool  # whether all of these are greedy
 
 
-def wrap_runner() -> bool:
+def wrap_runner() -> None:
     """Let vLLM's runner call its proposer's `receive_runner`, if it has that method, before it calls for drafts.
 
-    Returns whether it will: not if vLLM has no such runner. May be called again.
+    May be called again.
     """
-    runner: Any = getattr(sys.modules.get(RUNNER), "GPUModelRunner", None)
-    propose = getattr(runner, "propose_draft_token_ids", None)
-    if propose is None:
-        return False
+    runner = sys.modules[RUNNER].GPUModelRunner
+    propose = runner.propose_draft_token_ids
     if hasattr(propose, WRAPPED):
-        return True
+        return
 
     @wraps(propose)
     def propose_with_runner(self: Any, *given: Any, **named: Any) -> Any:
@@ -44,7 +42,6 @@ def wrap_runner() -> bool:
 
     setattr(propose_with_runner, WRAPPED, True)
     runner.propose_draft_token_ids = propose_with_runner
-    return True
 
 
 def read_requests(runner: Any, rows: int, longest: int) -> BatchRequests:

@@ -1,4 +1,4 @@
-"""Which request of an engine's batch is which: recognised by its id, or by its text if the engine gives no ids.
+"""Which sequence the request of each row of an engine's batch has, and which have ended.
 
 Shapes: T tokens of a text.
 """
@@ -30,7 +30,7 @@ class EngineRow(NamedTuple):
 
     text_T: Text  # its whole text, prompt included (T,)
     emitted: int  # how many of the last tokens the pass emitted; none while it reads the prompt
-    request: RowRequest | None = None  # None if the engine does not give it
+    request: RowRequest
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Recognised:
     sequence: SequenceState  # holds the text before the pass
     emitted: tuple[int, ...]
     is_new: bool  # whether it was not there at the last step
-    has_returned: bool = False  # whether it was paused: if it was preempted, the pass has read its text again
-    limit: int | None = None  # number of tokens after which it ends, the new ones included; None if not known
+    has_returned: bool  # whether it was paused: if it was preempted, the pass has read its text again
+    limit: int  # number of tokens after which it ends, the new ones included
 
 
 class Departed(NamedTuple):
@@ -55,14 +55,7 @@ class Departed(NamedTuple):
 class _Known:
     sequence: SequenceState
     text_T: Text
-    request: RowRequest | None
-
-    @property
-    def name(self) -> str | None:
-        return self.request.name if self.request else None
-
-    def depart(self) -> Departed:
-        return Departed(self.sequence, self.request.departure if self.request else "length")
+    request: RowRequest
 
     def continues_in(self, row: EngineRow) -> bool:
         known = len(row.text_T) - row.emitted
@@ -73,29 +66,28 @@ class SequenceTable:
     """The sequences in flight, in the order of the engine's batch.
 
     A row is the sequence of its request's id, which also returns after a preemption: until then `reading` is set, and
-    nothing is drafted for it. Without ids it is the sequence whose text is the row's without the tokens of the last
-    pass. Sequences of equal text are then interchangeable: the same may follow both. A row that continues none is a new
-    sequence; so a chat whose next turn begins with all of the last one is never taken for its continuation.
+    nothing is drafted for it. A row that does not continue the text of its sequence is a new one.
 
     >>> from stages.sampling.random_source import SeededRandomSource
     >>> def make(tokens, request):
     ...     return SequenceState(0, "id", "vllm", "", tokens, len(tokens), [], SeededRandomSource(0, 0), 100)
     >>> table = SequenceTable(make)
-    >>> (first,), _ = table.recognise([EngineRow(np.array([5, 6, 7], np.int32), 1)])
+    >>> request = RowRequest("a", 90)
+    >>> (first,), _ = table.recognise([EngineRow(np.array([5, 6, 7], np.int32), 1, request)])
     >>> first.sequence.tokens, first.emitted, first.is_new
     ([5, 6], (7,), True)
-    >>> (again,), left = table.recognise([EngineRow(np.array([5, 6, 7, 8, 9], np.int32), 2)])
+    >>> (again,), left = table.recognise([EngineRow(np.array([5, 6, 7, 8, 9], np.int32), 2, request)])
     >>> again.sequence is first.sequence, again.emitted, left
     (True, (8, 9), [])
     >>> _, left = table.recognise([])
-    >>> left == [Departed(first.sequence, "length")]
+    >>> left == [Departed(first.sequence, "cancelled")]
     True
 
     Args:
         make: makes a sequence of the tokens of its prompt.
     """
 
-    def __init__(self, make: Callable[[list[int], RowRequest | None], SequenceState]) -> None:
+    def __init__(self, make: Callable[[list[int], RowRequest], SequenceState]) -> None:
         self._make = make
         self._known: list[_Known] = []
 
@@ -110,25 +102,30 @@ class SequenceTable:
 
         Returns:
             per row its sequence, None for a row that emitted nothing; and the sequences without a row that do not wait:
-            finished or aborted, or, without ids, preempted.
+            finished or aborted.
         """
-        free = dict(enumerate(self._known))
+        before = {known.request.name: known for known in self._known}
         found: list[Recognised | None] = []
         after: list[_Known] = []
-        for place, row in enumerate(rows):
+        for row in rows:
             if not row.emitted:
                 found.append(None)
                 continue
-            key = _find(free, place, row)
-            known = free.pop(key) if key is not None else self._enter(row)
-            found.append(_continue(known, row, is_new=key is None))
+            known = before.get(row.request.name)
+            if is_new := known is None or not known.continues_in(row):
+                prompt_T = row.text_T[: len(row.text_T) - row.emitted].copy()
+                known = _Known(self._make(prompt_T.tolist(), row.request), prompt_T, row.request)
+            else:
+                del before[row.request.name]
+            found.append(_continue(known, row, is_new=is_new))
             after.append(known)
-        alive = {*waiting} - {known.name for known in after}
-        paused = [known for known in free.values() if known.name in alive]
+        alive = {*waiting} - {known.request.name for known in after}
+        paused = [known for name, known in before.items() if name in alive]
         for known in paused:
             known.sequence.reading = True
         self._known = after + paused
-        return found, [known.depart() for known in free.values() if known.name not in alive]
+        ended = [known for name, known in before.items() if name not in alive]
+        return found, [Departed(known.sequence, known.request.departure) for known in ended]
 
     def pause(self) -> None:
         """Let nothing be drafted for any sequence until its next tokens."""
@@ -144,23 +141,10 @@ class SequenceTable:
         """Remove a sequence that has ended; if its row continues, it is a new one."""
         self._known = [known for known in self._known if known.sequence is not sequence]
 
-    def _enter(self, row: EngineRow) -> _Known:
-        prompt_T = row.text_T[: len(row.text_T) - row.emitted].copy()
-        return _Known(self._make(prompt_T.tolist(), row.request), prompt_T, row.request)
-
 
 def _continue(known: _Known, row: EngineRow, *, is_new: bool) -> Recognised:
     """Return what a pass emitted for a sequence, which has the text of its row from now on."""
-    limit = max(1, row.request.longest - len(known.text_T)) if row.request else None
+    limit = max(1, row.request.longest - len(known.text_T))
     has_returned, known.sequence.reading = known.sequence.reading, False
     known.text_T = row.text_T.copy()
     return Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), is_new, has_returned, limit)
-
-
-def _find(free: dict[int, _Known], place: int, row: EngineRow) -> int | None:
-    """Return the key of the sequence that a row continues. Rows seldom move, so the same place is tried first."""
-    name = row.request.name if row.request else None
-    for key in (place, *free):
-        if key in free and free[key].name == name and free[key].continues_in(row):
-            return key
-    return None

@@ -62,7 +62,7 @@ class Wishes:
 class FakeRunner:
     """Runs requests through a proposer with the arguments that vLLM passes.
 
-    As vLLM's, it has `drafter`, `input_batch` and `requests`, which the plugin finds if `put_vllm` puts the runner too.
+    As vLLM's, it has `drafter`, `input_batch` and `requests`, which the plugin finds after `put_vllm`.
 
     Args:
         proposer: has vLLM's `propose`.
@@ -257,14 +257,13 @@ class FakeTarget:
         return logits_NV
 
 
-def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0", *, names: bool = True) -> None:
-    """Let `import vllm` find a module with a version and, with names, a runner that has requests; nothing else."""
+def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0") -> None:
+    """Let `import vllm` find a module with a version, and a runner that has requests; nothing else."""
     module = ModuleType("vllm")
     module.__dict__["__version__"] = version
     monkeypatch.setitem(sys.modules, "vllm", module)
-    if names:
-        runner = ModuleType(RUNNER)
-        runner.__dict__["GPUModelRunner"] = FakeRunner
-        monkeypatch.setitem(sys.modules, RUNNER, runner)
-        # The plugin wraps it: afterwards it is as before.
-        monkeypatch.setattr(FakeRunner, "propose_draft_token_ids", FakeRunner.propose_draft_token_ids)
+    runner = ModuleType(RUNNER)
+    runner.__dict__["GPUModelRunner"] = FakeRunner
+    monkeypatch.setitem(sys.modules, RUNNER, runner)
+    # The plugin wraps it: afterwards it is as before.
+    monkeypatch.setattr(FakeRunner, "propose_draft_token_ids", FakeRunner.propose_draft_token_ids)

@@ -50,19 +50,19 @@ def draft_after(prompt: Sequence[int], *emitted: int) -> list[int]:
     """The draft of a plugin with a history, after a prompt and tokens that were emitted one per pass."""
     from pipeline.vllm_plugin.engine import EngineFacts
     from pipeline.vllm_plugin.proposer import build_engine
-    from pipeline.vllm_plugin.sequences import EngineRow
+    from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
     from pipeline.vllm_plugin.settings import PluginSettings
 
     settings = PluginSettings.model_validate({"pass_costs": ((1, 1.0), (100, 1.1))})
     engine = build_engine(settings, EngineFacts("target", "target", len(CHAIN), 100, 2, 4, frozenset()))
     for text in HISTORY:
         for end in range(2, len(text) + 1):
-            engine.step([EngineRow(np.array(text[:end], np.int32), 1)])
+            engine.step([EngineRow(np.array(text[:end], np.int32), 1, RowRequest("a", 100))])
         engine.step([])
     text, draft = list(prompt), list[int]()
     for token in ([], *([token] for token in emitted)):
         text += token
-        (draft,) = engine.step([EngineRow(np.array(text, np.int32), 1)])
+        (draft,) = engine.step([EngineRow(np.array(text, np.int32), 1, RowRequest("a", 100))])
     return draft
 
 

@@ -18,6 +18,7 @@ from stages.memory.text_memory import TextMemory
 from store.events import BlockDone, DraftSource, Event, PromptCompleted
 
 FREE = ((1, 1.0), (2, 1.0))
+REQUEST = RowRequest("a", 1000)
 
 
 def make_drafter(
@@ -49,8 +50,8 @@ class Engine:
         self.drafter = make_drafter(map(float, count()).__next__, take=self.events.extend, **settings)
 
     def step(self, *rows: tuple[list[int], int]) -> list[list[int]]:
-        """One pass: whole texts, and how many of their last tokens it emitted."""
-        return self.drafter.step([EngineRow(np.array(text, np.int32), emitted) for text, emitted in rows])
+        """One pass of a request per place: whole texts, and how many of their last tokens it emitted."""
+        return self.step_requests([(*row, RowRequest(str(place), 100)) for place, row in enumerate(rows)], ())
 
     def step_requests(
         self, rows: Sequence[tuple[list[int], int, RowRequest]], waiting: Collection[str]
@@ -92,24 +93,6 @@ def test_nothing_is_learned_before_a_request_ends_and_the_last_is_learned_at_the
     assert table.find([2, 3])[0][1].tokens == [4]
 
 
-def test_the_next_turn_of_a_chat_is_another_request():
-    engine = Engine()
-    engine.step(([1, 2, 3], 1))
-    engine.step(([1, 2, 3, 4], 1))
-    engine.step(([1, 2, 3, 4, 20, 21, 22, 5], 1))
-    engine.drafter.finish_all()
-    assert [(one.prompt_tokens, one.emitted) for one in engine.list_completed()] == [(2, 2), (7, 1)]
-
-
-def test_rows_that_move_and_rows_of_equal_text_are_recognised():
-    engine = Engine()
-    engine.step(([1, 2], 1), ([5, 6], 1), ([5, 6], 1))
-    engine.step(([5, 6, 7], 1), ([1, 2, 3], 1), ([5, 6, 8], 1))
-    engine.step(([5, 6, 8, 9], 1), ([1, 2, 3, 4], 1))
-    engine.drafter.finish_all()
-    assert sorted((one.prompt_tokens, one.emitted) for one in engine.list_completed()) == [(1, 2), (1, 3), (1, 3)]
-
-
 def test_a_preempted_request_pauses_and_returns():
     engine, named = Engine(sources=["own"]), [RowRequest(name, 90) for name in ("a", "b")]
     repeated = [1, 2, 1, 2, 1]
@@ -142,7 +125,7 @@ def test_nothing_is_drafted_nor_learned_of_a_draft_while_that_is_not_allowed():
     engine, text = Engine(sources=["own"]), [1, 2, 1, 2, 1]
 
     def step(emitted: int, *, drafts: bool) -> list[int]:
-        return engine.drafter.step([EngineRow(np.array(text, np.int32), emitted)], drafts=drafts)[0]
+        return engine.drafter.step([EngineRow(np.array(text, np.int32), emitted, REQUEST)], drafts=drafts)[0]
 
     assert step(1, drafts=True) != []
     for _ in range(3):
@@ -205,7 +188,7 @@ def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
     for _ in range(60):
         now[0] += 1 + slope * len(draft)  # the pass
         text += [*draft, 1 + text[-1] % 3] if draft else [1 + text[-1] % 3]
-        (draft,) = drafter.step([EngineRow(np.array(text, np.int32), len(draft) + 1)])
+        (draft,) = drafter.step([EngineRow(np.array(text, np.int32), len(draft) + 1, REQUEST)])
         lengths.append(len(draft))
         draft = [1 + (text[-1] + place) % 3 for place in range(len(draft))]
     assert (max(lengths[40:]) > 0) == drafts

@@ -22,15 +22,9 @@ def make_prompts(count: int) -> list[list[int]]:
     return [[numbers.randrange(1, 40) for _ in range(numbers.randrange(1, 15))] for _ in range(count)]
 
 
-@pytest.fixture(params=[True, False], ids=["ids", "texts"])
-def names(request: pytest.FixtureRequest) -> bool:
-    """True if the runner gives the plugin its requests, False if the plugin recognises them by their texts."""
-    return request.param
-
-
 @pytest.fixture
-def proposer(monkeypatch: pytest.MonkeyPatch, names: bool) -> OmnidraftProposer:
-    put_vllm(monkeypatch, names=names)
+def proposer(monkeypatch: pytest.MonkeyPatch) -> OmnidraftProposer:
+    put_vllm(monkeypatch)
     monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [40, 1.4]]")
     made = OmnidraftProposer(fake_config())
     made.load_model(object())
@@ -119,9 +113,9 @@ def test_a_request_that_ignores_the_end_of_sequence_is_drafted_for_after_it(monk
 def test_the_runner_is_wrapped_once_and_other_proposers_are_not_affected(monkeypatch: pytest.MonkeyPatch):
     put_vllm(monkeypatch)
     before = FakeRunner.propose_draft_token_ids
-    assert wrap_runner()
+    wrap_runner()
     wrapped = FakeRunner.propose_draft_token_ids
-    assert wrap_runner()
+    wrap_runner()
     assert before is not wrapped is FakeRunner.propose_draft_token_ids
     (prompt,) = make_prompts(1)
     assert FakeRunner(NothingDrafted()).run([prompt], MOST) == [complete(phrases, prompt, MOST)]
