@@ -38,12 +38,10 @@ class Assignments:
         self._completed: dict[str, set[int]] = defaultdict(set)  # of those, what is decoded but not committed
 
     def add_prompt(self, prompt: PromptReceived) -> None:
-        """Add a prompt that was read from the sources."""
         self._waiting.append(prompt)
 
     @property
     def waiting(self) -> int:
-        """Number of prompts that no worker holds."""
         return len(self._waiting)
 
     def assign(self, worker: str, limit: int) -> list[PromptReceived]:
@@ -53,15 +51,12 @@ class Assignments:
         return given
 
     def count_undecoded(self, worker: str) -> int:
-        """Count the prompts that a worker holds and has not decoded."""
         return len(self._by_worker[worker]) - len(self._completed[worker])
 
     def has_uncommitted(self, worker: str) -> bool:
-        """Return whether a worker holds prompts that are not committed."""
         return bool(self._by_worker[worker])
 
     def mark_completed(self, worker: str, offsets: Iterable[int]) -> None:
-        """Record that a worker has decoded these prompts."""
         self._completed[worker].update(offsets)
 
     def mark_committed(self, worker: str, offsets: Iterable[int]) -> None:
@@ -94,15 +89,10 @@ class Dispatcher:
     """Gives prompts to workers, completed prompts to the learner, and events to the display. Used by one thread.
 
     Args:
-        pool: the workers and the learner.
-        run_folder: folder of the run.
         batch: prompts that a worker decodes at the same time.
         assignments: prompts to decode before any new one.
         done: offsets in the logs of earlier workers.
-        position: counts the events that are read from the sources.
-        events: takes and shows the source rows that are no prompts.
-        make_learner_config: makes the learner's configuration from a worker's data on the target.
-        display: shows all other events.
+        events: takes and shows the source rows that are no prompts; `display` shows all other events.
         model_fingerprints: of the models that every worker must have; None before the first worker is ready.
     """
 
@@ -137,8 +127,6 @@ class Dispatcher:
         """Decode the rest of the stream. When it returns at its end, all workers have committed and ended.
 
         Args:
-            events: the sources, from the current position.
-            count_wanted_workers: returns the wanted number of workers.
             should_pause: called at least every `WAIT` seconds; if it returns true, the stream is left as it is.
 
         Raises:
@@ -171,7 +159,6 @@ class Dispatcher:
             self._remove_worker(worker)
 
     def _read_prompts(self, events: Prefetcher[PromptReceived | PromptRejected]) -> None:
-        """Read as many prompts as the workers need next."""
         while self._assignments.waiting < self._work_item_size * (len(self.pool.workers) + 1):
             event = events.take()
             if event is None:
@@ -215,7 +202,7 @@ class Dispatcher:
         return max(0, min(self._work_item_size, fair, most))
 
     def _has_unfinished_work(self, worker: str) -> bool:
-        """Return whether a worker without new prompts still has prompts to decode or to commit."""
+        """Whether a worker without new prompts still has prompts to decode or to commit."""
         since = self.pool.idle_since(worker)
         if since is None:
             return False
@@ -271,7 +258,6 @@ class Dispatcher:
             self._crashes = 0
 
     def _on_worker_lost(self, lost: ActorLost) -> None:
-        """Requeue the prompts that a lost worker had not committed."""
         self._crashes += 1
         if self._crashes >= MAX_CRASHES:
             raise RunError(

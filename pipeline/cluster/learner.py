@@ -65,11 +65,11 @@ class LearnerActor:
         return LearnerReport(events, weights is not None, self._records.drain()), weights
 
     def end(self, timeout: float) -> bool:
-        """Finish the log, with the argument and result of `LearnerService.end`."""
+        """Finish the log, as `LearnerService.end`."""
         return self._service.end(timeout)
 
     def pause(self, timeout: float) -> bool:
-        """Commit and stop, with the argument and result of `LearnerService.pause`."""
+        """Commit and stop, as `LearnerService.pause`."""
         return self._service.pause(timeout)
 
 

@@ -16,9 +16,8 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # in pending calls to
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from typing_extensions import override
 
-from pipeline.cluster.worker_pool import Actors, DeadError, GoneError, Ref
+from pipeline.cluster.worker_pool import DeadError, GoneError, Ref
 from store.errors import RunError
 
 LOCAL = "local"  # a Ray cluster on this machine that is started for the run
@@ -56,27 +55,29 @@ def gpu_share(workers: int) -> float:
     return float(min(1.0, ray.cluster_resources().get("GPU", 0.0) / (workers + 1)))
 
 
-class RayActors(Actors):
-    """Actors of the Ray cluster that the process is connected to."""
+class RayActors:
+    """Objects in processes of their own, on any machine of the Ray cluster that this process is connected to.
 
-    @override
+    The methods return at once, except `wait` and `get`.
+    """
+
     def start(self, kind: type, options: Mapping[str, float], *arguments: Any) -> object:
-        """Start an actor that Ray does not restart when it dies."""
+        """Create an actor, which starts when a machine has these resources. Ray does not restart it when it dies."""
         return ray.remote(kind).options(**options, max_restarts=0).remote(*arguments)
 
-    @override
     def call(self, actor: Any, method: str, *arguments: Any, returns: int = 1, **named: Any) -> Sequence[Ref]:
+        """Queue a method call. Arguments may be references to results of pending calls."""
         refs = getattr(actor, method).options(num_returns=returns).remote(*arguments, **named)
         return refs if returns > 1 else [refs]
 
-    @override
     def wait(self, refs: Sequence[Any], seconds: float) -> Sequence[Ref]:
+        """Return the references whose objects are on this machine; waits at most `seconds` for the first of them."""
         ray.wait(list(refs), timeout=seconds)
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
         return ready
 
-    @override
     def get(self, ref: Any) -> Any:
+        """Return the object of a reference. Raises the error of the method, `DeadError` or `GoneError`."""
         try:
             return ray.get(ref)
         except RayTaskError as error:
@@ -88,7 +89,6 @@ class RayActors(Actors):
         except RayError as error:
             raise GoneError(_first_line(error)) from error
 
-    @override
     def kill(self, actor: Any) -> None:
         ray.kill(actor)
 

@@ -92,7 +92,7 @@ class ClusterReplay:
             self._events = events if resume else require_prompt(events)
 
     def total(self) -> int | None:
-        """Estimate the number of prompts, None if a source does not know."""
+        """The number of prompts; None if a source does not know."""
         return total(self._sources)
 
     def run(self, display: Display) -> dict[str, Any]:
@@ -158,7 +158,6 @@ class ClusterReplay:
         return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}
 
     def _has_learned_all(self) -> bool:
-        """Return whether an earlier process finished the stream."""
         folder = partition_folder(self._run.folder, LEARNER)
         return folder in partition_folders(self._run.folder) and read_manifest(folder).finished
 
@@ -185,9 +184,8 @@ class ClusterReplay:
         threads = self.config.threads or 1
         config = self.config.with_overrides({"threads": threads})
         wanted = PROJECT.getEffectiveLevel()
-        level = (
-            max(wanted, logging.WARNING) if wanted > logging.DEBUG else wanted
-        )  # one INFO line per worker is too many
+        # One line of level INFO per worker is too many.
+        level = max(wanted, logging.WARNING) if wanted > logging.DEBUG else wanted
         setup = WorkerSetup(config, self._uri, Path.cwd(), began, level)
         cpus = 0 if self._address == LOCAL else threads  # the cores of one machine do not limit its workers
         gpus = 0.0 if config.device == "cpu" else gpu_share(self._workers)

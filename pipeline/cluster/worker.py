@@ -92,11 +92,10 @@ class WorkItemConnection(LearnerConnection):
         return found
 
     def put_weights(self, weights: Weights) -> None:
-        """Store new weights. They replace weights that were not taken yet."""
+        """They replace weights that were not taken yet."""
         self._new_weights = weights
 
     def take_completed(self) -> list[CompletedPrompt]:
-        """Return the completed prompts since the last call."""
         posted, self._posted = self._posted, []
         return posted
 
@@ -117,12 +116,7 @@ class _PromptQueue:
 
 
 class DecodeWorker:
-    """Used by one thread. Nothing is loaded before `start`.
-
-    Args:
-        setup: its configuration.
-        folder: folder of its partition, with an open log.
-    """
+    """Used by one thread. Nothing is loaded before `start`. `folder` is that of its partition, with an open log."""
 
     def __init__(self, setup: WorkerSetup, folder: Path) -> None:
         self._setup, self._folder = setup, folder
@@ -156,7 +150,7 @@ class DecodeWorker:
         return model_fingerprints
 
     def _build_loop(self, config: Config, admission: Admission, drafting: Drafting) -> Loop:
-        """Build a loop as `build_loop` does, with a remote learner."""
+        """As `build_loop`, with a remote learner."""
         models, clock = self._models, Clock(perf_counter)
         clock.resume(time.time() - self._setup.began)
         runner = TargetRunner(
@@ -232,7 +226,7 @@ class DecodeWorker:
             self._uncommitted.append(event.offset)
 
     def _commit(self) -> None:
-        """Start a commit. Called while no other commit is pending."""
+        """Called while no other commit is pending."""
         self._committing, self._uncommitted = [*self._committing, *self._uncommitted], []
         self._run.commit()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster.learner import LearnerActor, LearnerReport
 from pipeline.cluster.worker import DecodeWorker, TargetInfo, WorkerReport, WorkerSetup
@@ -19,6 +19,9 @@ from store.errors import RunError
 from store.events import PromptReceived
 from store.log.manifest import read_manifest
 from store.log.partitions import LEARNER, open_partition
+
+if TYPE_CHECKING:
+    from pipeline.cluster.ray_backend import RayActors
 
 MAX_CALLS = 2  # pending work items of a worker: one that it decodes, one that is queued
 MAX_QUEUED_WORK_ITEMS = 16  # per worker, for the learner; with more, no prompts are given out
@@ -64,32 +67,8 @@ class ActorLost:
 Message = WorkerReady | WorkReported | ActorLost | TargetInfo | LearnerReport
 
 
-class Actors(Protocol):
-    """Objects in their own processes, on any machine. The methods return at once, except `wait` and `get`."""
-
-    def start(self, kind: type, options: Mapping[str, float], *arguments: object) -> object:
-        """Create an actor. It starts when a machine has the resources that the options name."""
-        ...
-
-    def call(self, actor: object, method: str, *arguments: object, returns: int = 1, **named: object) -> Sequence[Ref]:
-        """Queue a method call. Arguments may be references to results of pending calls."""
-        ...
-
-    def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]:
-        """Return the references whose objects are on this machine; waits at most `seconds` for the first of them."""
-        ...
-
-    def get(self, ref: Ref) -> Any:
-        """Return the object of a reference. Raises the error of the method, `DeadError` or `GoneError`."""
-        ...
-
-    def kill(self, actor: object) -> None:
-        """Kill an actor at once, if it is alive."""
-        ...
-
-
 class WorkerState(Enum):
-    """The states of a worker."""
+    """What a worker does."""
 
     STARTING = "starting"
     READY = "up"
@@ -118,16 +97,9 @@ class _Call:
 
 
 class WorkerPool:
-    """The actors of one run. Used by one thread.
+    """The actors of one run. Used by one thread. `options` are the resources that every actor takes of a machine."""
 
-    Args:
-        actors: creates and calls the actors.
-        setup: configuration of every worker.
-        run_folder: folder of the run.
-        options: resources that every actor takes of a machine.
-    """
-
-    def __init__(self, actors: Actors, setup: WorkerSetup, run_folder: Path, options: Mapping[str, float]) -> None:
+    def __init__(self, actors: "RayActors", setup: WorkerSetup, run_folder: Path, options: Mapping[str, float]) -> None:
         self._actors, self._setup, self._run_folder, self._options = actors, setup, run_folder, dict(options)
         self._handles: dict[str, WorkerHandle] = {}
         self._calls: dict[Ref, _Call] = {}
@@ -140,7 +112,7 @@ class WorkerPool:
 
     @property
     def workers(self) -> list[str]:
-        """Names of all workers that were added and not removed, oldest first."""
+        """All that were added and not removed, oldest first."""
         return list(self._handles)
 
     def add(self, folder: Path) -> None:
@@ -161,7 +133,6 @@ class WorkerPool:
         )
 
     def get_state(self, worker: str) -> WorkerState:
-        """Return the state of one of the `workers`."""
         return self._handles[worker].state
 
     def idle_since(self, worker: str) -> float | None:
@@ -186,7 +157,6 @@ class WorkerPool:
         self._memories.receive(worker, share)
 
     def request_target_info(self, worker: str) -> None:
-        """Request a worker's description of the target."""
         handle = self._handles[worker]
         handle.calls += 1
         (ref,) = self._actors.call(handle.actor, "describe_target")
@@ -206,11 +176,7 @@ class WorkerPool:
         self._calls = {ref: call for ref, call in self._calls.items() if call.name != worker}
 
     def wait(self, seconds: float) -> list[Message]:
-        """Wait for messages, at most `seconds`.
-
-        Raises:
-            Exception: raised by a worker or the learner.
-        """
+        """Wait for messages, at most `seconds`. Raises what a worker or the learner raised."""
         self._feed_learner()
         refs = list(self._calls)
         if not refs:
@@ -259,7 +225,6 @@ class WorkerPool:
 
     @property
     def has_learner(self) -> bool:
-        """Whether `start_learner` was called."""
         return self._learner_config is not None
 
     def start_learner(self, config: LearnerConfig) -> None:

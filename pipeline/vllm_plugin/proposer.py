@@ -197,8 +197,13 @@ def find_run(run: Path | None, parallel: Any) -> Path | None:
 
 
 def find_facts(vllm_config: Any) -> EngineFacts:
-    """Return what the plugin must know of the engine."""
+    """Return what the plugin must know of the engine. The ids that end a sequence are in two configurations."""
     model = vllm_config.model_config
+    ends = (
+        getattr(model.hf_text_config, "eos_token_id", None),
+        model.try_get_generation_config().get("eos_token_id"),
+    )
+    ids = {token for one in ends for token in (one if isinstance(one, list) else [one]) if token is not None}
     return EngineFacts(
         model.model,
         str(getattr(model, "served_model_name", None) or model.model),
@@ -206,15 +211,5 @@ def find_facts(vllm_config: Any) -> EngineFacts:
         model.max_model_len,
         vllm_config.speculative_config.num_speculative_tokens,
         vllm_config.scheduler_config.max_num_seqs,
-        frozenset(find_ends(model)),
+        frozenset(ids),
     )
-
-
-def find_ends(model_config: Any) -> set[int]:
-    """Return the ids that end a sequence, from the model's configuration and its generation configuration."""
-    found = (
-        getattr(model_config.hf_text_config, "eos_token_id", None),
-        model_config.try_get_generation_config().get("eos_token_id"),
-    )
-    ids = [one if isinstance(one, list) else [one] for one in found]
-    return {token for group in ids for token in group if token is not None}

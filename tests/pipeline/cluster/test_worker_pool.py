@@ -16,7 +16,6 @@ from pipeline.cluster.worker_pool import (
     MAX_CALLS,
     RESTART_BUDGET,
     ActorLost,
-    Actors,
     DeadError,
     WorkerPool,
     WorkerReady,
@@ -30,7 +29,7 @@ from store.log.run_log import NoMirror
 NOTHING = LearnerReport((), has_weights=False)
 
 
-class ScriptedActors(Actors):
+class ScriptedActors:
     """Actors that do nothing: the test sets the result of each call."""
 
     def __init__(self) -> None:
