@@ -90,8 +90,9 @@ def complete_prompt(pool: WorkerPool, actors: ScriptedActors, offset: int) -> in
     """Let the worker complete one prompt. Returns the reference of its training example."""
     pool.submit("worker-000", [], more=False)
     _, finished = actors.calls[-1][3]
-    actors.set_results("work", make_report(offset))
-    assert pool.wait(0.0) == [WorkReported("worker-000", make_report(offset), final=False)]
+    report = make_report(offset)
+    actors.set_results("work", report)
+    assert pool.wait(0.0) == [WorkReported("worker-000", report, final=False)]
     return finished
 
 

@@ -41,6 +41,13 @@ def test_parts_and_joined_parts_are_named_as_they_are_written(run: Path, name: s
     assert read_manifest(run).tables["decisions"][0].file == f"decisions/{name}"
 
 
+@pytest.mark.parametrize("rows", [-1, 1.0, "1", True, None])
+def test_counts_are_integers_from_zero_on(run: Path, rows: object):
+    change_manifest(run, lambda content: content["tables"]["decisions"][0].update(rows=rows))
+    with pytest.raises(CorruptError, match="must be the manifest of a log"):
+        read_manifest_file(run / MANIFEST)
+
+
 @pytest.mark.parametrize(
     ("folder", "file"),
     [

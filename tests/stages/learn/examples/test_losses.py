@@ -106,6 +106,17 @@ def test_direct_divergence_compares_the_distributions_renormalised_to_direct_map
     assert float(found) == pytest.approx(float((q * (q / p).log()).sum()), rel=1e-4)
 
 
+def test_direct_divergence_is_of_beginnings_of_tokens_alone():
+    inside = SoftTarget(1, 1, (0, 1, 2), (0.5, 0.3, 0.1), (0.4, 0.0, 0.1), 0.1)
+    assert float(direct_divergence(*both(distribution(1).log()[None], inside))) == 0
+
+
+def test_likelier_ngrams_lower_the_loss():
+    student, teacher = both(distribution(2).log()[None], soft_target(distribution(1)))
+    less, more = (float(hybrid_loss(0.5)(student, teacher, torch.tensor([log]))) for log in (-2.0, -1.0))
+    assert less - more == pytest.approx(0.5)
+
+
 def test_the_acceptance_loss_blends_rejection_with_divergence():
     student, teacher = both(distribution(2).log()[None], soft_target(distribution(1)))
     rejection, divergence = 1 - float(expected_acceptance(student, teacher)), float(trie_divergence(student, teacher))

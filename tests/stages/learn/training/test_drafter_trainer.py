@@ -133,6 +133,15 @@ def test_a_dropped_update_leaves_no_trace_in_the_next():
     assert not same(weights(trainer.served.model), served)
 
 
+def test_an_update_that_is_dropped_after_the_gate_let_it_pass_leaves_no_trace():
+    trainer = new_trainer()
+    served, attempt = weights(trainer.served.model), trainer.attempt(trainer.assign([COUNTING]))
+    assert attempt.step.served
+    assert not trainer.drop(attempt, "forgotten").served
+    assert same(weights(trainer._candidate.model), served)
+    assert same(weights(trainer.served.model), served)
+
+
 def _falls_after_the_first_call(measure: Callable) -> Callable:
     calls: list[int] = []
 
