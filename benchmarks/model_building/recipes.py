@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from benchmarks.model_building import pretrain
 from benchmarks.model_building.pretrain import Recipe, Report
-from pipeline.models.catalog import ZOO, ZooModel
+from pipeline.models.catalog import ZOO, BuiltinModel
 from pipeline.models.catalog import find as find_model
 from pipeline.sources import corpus
 from stages.engine.models import huggingface
@@ -40,7 +40,7 @@ SPLIT_SINGLE_DIGITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\
 class ModelRecipe:
     """How a built-in model is made."""
 
-    model: ZooModel  # what is made
+    model: BuiltinModel  # what is made
     split: str  # the byte-level BPE's splitting pattern; empty for the SentencePiece-style tokenizer
     texts: dict[str, float]  # which texts it learns from, and the share of each that is taken (1 = all)
     training: Recipe  # steps, rates, seed

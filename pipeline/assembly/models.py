@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 from pipeline.config.settings import Config
-from pipeline.models import pullable as zoo
+from pipeline.models.catalog import resolve_name
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.engine.compiled.lines.warm_up import compile_lines
@@ -88,7 +88,7 @@ def locate(name: str, uri: str, fetched: Path) -> str:
         return str(fetch_version(name, uri, folder))
     if (Path(name) / MANIFEST).is_file():  # a version's folder: nothing of it is loaded that was changed
         open_version(Path(name))
-    return zoo.resolve_name(name)
+    return resolve_name(name)
 
 
 def pin_version(name: str, uri: str) -> str:

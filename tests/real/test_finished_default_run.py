@@ -14,7 +14,7 @@ from real_models import needs_smollm2
 from replaying import table_of
 
 from pipeline.config.settings import load
-from pipeline.models.pullable import path_of
+from pipeline.models.catalog import resolve_name
 from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
@@ -52,7 +52,7 @@ def test_a_real_model_answers_questions_and_then_completes_functions(run: Path):
 
 
 def test_none_of_the_first_twenty_completions_repeats_itself(run: Path):
-    tokenizer = load_tokenizer(str(path_of("smollm2-135m")))
+    tokenizer = load_tokenizer(resolve_name("smollm2-135m"))
     for row in prompts_of_run(run)[:20]:
         ids = tokenizer(row["completion_text"])["input_ids"]
         repeats = Counter(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))

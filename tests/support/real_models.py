@@ -12,8 +12,8 @@ from places import ROOT
 from pyarrow import parquet
 
 from pipeline.config.settings import Config
+from pipeline.models.catalog import PULLABLE, folder_of, models_folder
 from pipeline.models.pull import GGUF_FOLDER, convert, pull
-from pipeline.models.pullable import PULLABLE, folder_of, models_folder
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from store.errors import ModelError
 

@@ -11,7 +11,7 @@ from tiny_pair import TinyPair
 
 from pipeline.config.defaults import is_default_run
 from pipeline.config.settings import Config, load
-from pipeline.models.pullable import models_folder
+from pipeline.models.catalog import models_folder
 
 QUICK = ["--limit", "1", "--max-new-tokens", "4", "--no-publish", "--device", "cpu"]
 

