@@ -127,10 +127,9 @@ def vocab(
     """
     config = Config().with_overrides(overrides_of(vocab, locals()))
     with status("reading the tokenizers"):
-        from pipeline.reports.vocab_report import load_pair, make_report, read_prompts
+        from pipeline.reports.vocab_report import make_report
 
-        prompts = read_prompts(config)
-        found = make_report(config, *load_pair(config), prompts)
+        found = make_report(config)
     show_or_json(found.to_json(), as_json, lambda console: _print_report(console, found))
 
 

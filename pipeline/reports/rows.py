@@ -4,7 +4,7 @@ import csv
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ SHOWN_ROWS = 200  # more are for a file, not for eyes
 CELL_CHARACTERS = 60
 PIPE_COLUMNS = 1000  # wide enough that a table in a pipe is not folded
 MORE = "…"  # in place of columns that are left out
-SPLIT_ROWS = 20  # up to so many rows, a table that is too wide is printed as several
+VERTICAL_ROWS = 8  # up to so many rows, what is too wide for a table is printed one value a line
 NARROW = 16  # characters to which a column of text is folded where a table is too wide
 
 
@@ -83,32 +83,23 @@ def choose_columns(widths: Sequence[int], most: int) -> tuple[int, int]:
 
 
 def _print_table(rows: "pa.Table") -> None:
-    """Print a table that fits the terminal: folded, in several tables for few rows, without some columns for many."""
+    """Print a table that fits the terminal: folded, few rows one value a line, many without some columns."""
     shown = rows.slice(0, SHOWN_ROWS).columns
     columns = [_Column.from_result(field, column) for field, column in zip(rows.schema, shown, strict=True)]
     count, most = min(rows.num_rows, SHOWN_ROWS), width_of_output()
+    narrow = [one.narrow() for one in columns]
     if not columns or not most or _fit(columns, most):
         _print_columns(columns, count)
-        return
-    narrow = [one.narrow() for one in columns]
-    if _fit(narrow, most):
+    elif _fit(narrow, most):
         _print_columns(narrow, count)
-    elif count == 1:
+    elif count <= VERTICAL_ROWS:
         _print_vertically(rows)
-    elif count <= SPLIT_ROWS:
-        for part in _split(narrow, most):
-            _print_columns(part, count)
-    else:
-        _print_some(narrow, count, most)
-
-
-def _print_some(columns: "Sequence[_Column]", count: int, most: int) -> None:
-    """Leave out columns with one value in all rows, and then those in the middle."""
-    kept = [one for one in columns if one.differs] or columns
-    left, right = choose_columns([one.width for one in kept], most)
-    cut = [_Column(MORE, [MORE] * count, is_number=False)] if left + right < len(kept) else []
-    _print_columns([*kept[:left], *cut, *kept[len(kept) - right :]], count)
-    LOG.info("%d of %d columns fit; --format vertical shows all", left + right, len(columns))
+    else:  # columns with one value in all rows are left out, and then those in the middle
+        kept = [one for one in narrow if len(set(one.cells)) > 1] or narrow
+        left, right = choose_columns([one.width for one in kept], most)
+        cut = [_Column(MORE, [MORE] * count, is_number=False)] if left + right < len(kept) else []
+        _print_columns([*kept[:left], *cut, *kept[len(kept) - right :]], count)
+        LOG.info("%d of %d columns fit; --format vertical shows all", left + right, len(columns))
 
 
 def _print_columns(columns: "Sequence[_Column]", count: int) -> None:
@@ -146,11 +137,6 @@ class _Column:
         cells, head = max(map(cell_len, self.cells), default=0), max(map(cell_len, self.head.split("\n")))
         return max(head, min(cells, NARROW) if self.is_narrow and not self.is_number else cells)
 
-    @property
-    def differs(self) -> bool:
-        """Whether there is more than one value."""
-        return len(set(self.cells)) > 1
-
     def narrow(self) -> "_Column":
         """Fold the heading at its underscores, and a text to `NARROW` characters."""
         return replace(self, head=self.head.replace("_", "_\n"), is_narrow=True)
@@ -158,20 +144,6 @@ class _Column:
 
 def _fit(columns: Sequence[_Column], most: int) -> bool:
     return choose_columns([one.width for one in columns], most)[0] == len(columns)
-
-
-def _split(columns: Sequence[_Column], most: int) -> Iterator[list[_Column]]:
-    """Yield the columns in parts that fit, each beginning with the first column whose values differ."""
-    key = next((one for one in columns if one.differs), columns[0])
-    part = [key]
-    for one in columns:
-        if one is key:
-            continue
-        if part[1:] and not _fit([*part, one], most):
-            yield part
-            part = [key]
-        part.append(one)
-    yield part
 
 
 def _print_vertically(rows: "pa.Table") -> None:

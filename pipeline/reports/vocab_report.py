@@ -3,15 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.assembly.models import Models, locate
+from pipeline.assembly.models import Models, load_vocabulary
 from pipeline.config.settings import Config
 from pipeline.sources.stream import open_sources, stream
-from stages.engine.models.huggingface import load_tokenizer
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.vocabulary.pair import How, Pair, SpecialMapping, pair
@@ -19,7 +18,6 @@ from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import SourceError
 from store.events import PromptReceived
 from store.files import write_whole
-from store.registry.registry import default_uri
 
 COMMONEST = 20  # n-grams that are listed
 BANDS = {"2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9+": (9, None)}
@@ -119,23 +117,21 @@ class CommonNgram:
 class TextCoverage:
     """Coverage of one text, tokenized by the target, by a pair of vocabularies."""
 
-    sources: tuple[str, ...]  # sources of the text
-    prompts: int  # number of texts
-    characters: int  # number of characters of all texts
+    sources: tuple[str, ...]
+    prompts: int
+    characters: int
     drafter_tokens: int  # number of pieces of the same text, tokenized by the drafter
-    whole: Coverage  # numbers of tokens by the way in which they can be proposed
-    cache: CacheCoverage  # coverage by the n-gram cache
-    # budget_bytes, policy: settings of the cache
-    budget_bytes: int
+    whole: Coverage
+    cache: CacheCoverage
+    budget_bytes: int  # of the cache
     policy: str
-    commonest: tuple[CommonNgram, ...]  # the most frequent n-grams
+    commonest: tuple[CommonNgram, ...]
 
 
 @dataclass(frozen=True)
 class PairReport:
     """A report on a pair of vocabularies by themselves."""
 
-    # target, drafter: names of the models
     target: str
     drafter: str
     # target_size, drafter_size: number of ids of the tokenizers
@@ -145,8 +141,8 @@ class PairReport:
     ngrams: Mapping[str, int]  # number of target tokens of several pieces, per band
     unspelt: int  # number of target tokens with bytes that the drafter cannot spell
     silent: int  # number of target ids that are never proposed: unused ones, duplicates, blocked special tokens
-    digest: str  # digest of the pair
-    specials: tuple[MappedSpecial, ...]  # the map of special tokens
+    digest: str
+    specials: tuple[MappedSpecial, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Convert the report to JSON values."""
@@ -157,7 +153,7 @@ class PairReport:
 class VocabularyReport(PairReport):
     """A report on a pair of vocabularies and on a text."""
 
-    text: TextCoverage  # coverage of the text
+    text: TextCoverage
 
 
 def describe_pair(target: Vocabulary, drafter: Vocabulary, words: Pair) -> PairReport:
@@ -199,53 +195,20 @@ def _describe_special(special: SpecialMapping, drafter: Vocabulary) -> MappedSpe
     return MappedSpecial(special.token, special.name, special.how, special.pieces, text)
 
 
-def load_pair(config: Config) -> tuple[Vocabulary, Vocabulary, Pair]:
-    """Load and pair the tokenizers of the configuration's first target and of its drafter.
-
-    No weights are read.
+def make_report(config: Config) -> VocabularyReport:
+    """Make the report of the first target and the drafter on the text of the sources. No weights are read.
 
     Raises:
         ModelError, VocabularyError: as when models are loaded.
-    """
-    uri = config.publish.mlflow_uri or default_uri(Path("runs"))
-    with TemporaryDirectory() as fetched:
-        names = (config.targets[0], config.drafter)
-        tokenizers = [load_tokenizer(locate(name, uri, Path(fetched))) for name in names]
-    target, drafter = (Vocabulary(tokenizer, name) for tokenizer, name in zip(tokenizers, names, strict=True))
-    return target, drafter, pair(target, drafter, config.vocabulary.special)
-
-
-def read_prompts(config: Config) -> list[str]:
-    """Read the texts of the configuration's sources.
-
-    Raises:
-        SourceError: they cannot be read, or hold no prompt.
+        SourceError: the sources cannot be read, or hold no prompt.
     """
     sources = open_sources(config.sources, config.source, seed=config.seed)
     texts = [event.text for event in stream(sources) if isinstance(event, PromptReceived)]
     if not texts:
         raise SourceError(f"The text must hold at least one prompt, but {', '.join(config.sources)} holds none.")
-    return texts
-
-
-def make_report(
-    config: Config, target: Vocabulary, drafter: Vocabulary, words: Pair, texts: Sequence[str]
-) -> VocabularyReport:
-    """Make the report of a pair on some texts.
-
-    Args:
-        config: names the sources, and the cache's budget and policy.
-        target, drafter, words: the vocabularies and their pair.
-        texts: as from `read_prompts`.
-    """
-    pair_report = describe_pair(target, drafter, words)
-    parts = {field.name: getattr(pair_report, field.name) for field in fields(PairReport)}
-    return VocabularyReport(**parts, text=_measure_text(config, target, drafter, words, texts))
-
-
-def _measure_text(
-    config: Config, target: Vocabulary, drafter: Vocabulary, words: Pair, texts: Sequence[str]
-) -> TextCoverage:
+    with TemporaryDirectory() as fetched:
+        target, drafter = (load_vocabulary(config, name, Path(fetched)) for name in (config.targets[0], config.drafter))
+    words = pair(target, drafter, config.vocabulary.special)
     tokens = [token for text in texts for token in target.encode_text(text)]
     trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
     cache = NgramCache(trie, config.cache.budget_bytes, config.cache.policy)
@@ -258,7 +221,7 @@ def _measure_text(
         )
         for token, count in commonest_ngrams(words, tokens, COMMONEST)
     ]
-    return TextCoverage(
+    coverage_of_text = TextCoverage(
         sources=config.sources,
         prompts=len(texts),
         characters=sum(map(len, texts)),
@@ -269,3 +232,4 @@ def _measure_text(
         policy=config.cache.policy,
         commonest=tuple(commonest),
     )
+    return VocabularyReport(**vars(describe_pair(target, drafter, words)), text=coverage_of_text)
