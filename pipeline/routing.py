@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from pipeline.config.settings import Config
 from store.errors import ConfigError
 
 
@@ -19,20 +18,20 @@ class TargetRouter:
     swaps: tuple[tuple[int, str], ...] = ()  # offset and target, in order of offset
 
     @classmethod
-    def from_config(cls, config: Config) -> "TargetRouter":
-        """As configured.
+    def parse(cls, targets: tuple[str, ...], swaps: tuple[str, ...]) -> "TargetRouter":
+        """Make the router of the settings `targets` and `swaps`.
 
         Raises:
             ConfigError: a target has no name or is named twice, or a swap is not 'OFFSET=TARGET' with rising offsets.
         """
-        if not all(config.targets):
+        if not all(targets):
             raise ConfigError("every target must have a name, got an empty text; see --target")
-        if len(set(config.targets)) < len(config.targets):
-            raise ConfigError(f"every target may be named once, got {', '.join(config.targets)}")
-        swaps = tuple(_parse_swap(swap) for swap in config.swaps)
-        if sorted({offset for offset, _ in swaps}) != [offset for offset, _ in swaps]:
-            raise ConfigError(f"swaps must come in order of their offsets, got {', '.join(config.swaps)}")
-        return cls(config.targets, swaps)
+        if len(set(targets)) < len(targets):
+            raise ConfigError(f"every target may be named once, got {', '.join(targets)}")
+        parsed = tuple(_parse_swap(swap) for swap in swaps)
+        if sorted({offset for offset, _ in parsed}) != [offset for offset, _ in parsed]:
+            raise ConfigError(f"swaps must come in order of their offsets, got {', '.join(swaps)}")
+        return cls(targets, parsed)
 
     @property
     def targets(self) -> tuple[str, ...]:

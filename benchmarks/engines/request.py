@@ -51,7 +51,7 @@ def request_of(config: Config, models: Models, fetched: Path, longest: int) -> E
     Raises:
         UsageError: the target is no GGUF file.
     """
-    stored = find_gguf(locate(models.name, registry_uri(config), fetched))
+    stored = find_gguf(locate(models.name, registry_uri(config.publish), fetched))
     if stored is None:
         raise UsageError(f"other engines read a GGUF file, {models.name} is none; llama.cpp's convert_hf_to_gguf.py")
     sampling = config.sampling

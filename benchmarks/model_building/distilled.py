@@ -97,7 +97,7 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
     rows = read_answers(answered)
     documents = recipes.documents(base, data)
     references = read_references(data, recipe.references, seed)
-    target = load_vocabulary(Config(), recipe.target, out)
+    target = load_vocabulary(recipe.target, Config().publish, out)
     texts = [target.tokenizer.decode(row["emitted"], skip_special_tokens=True) for row in rows] * 3
     texts += ["\n".join(reference) for reference in references[:6000]] + documents[:6000]
     tokenizer = recipes.make_tokenizer(base, texts)

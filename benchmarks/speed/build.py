@@ -204,7 +204,7 @@ class Workshop:
         self.models = self._load("measure")
         self.words, self._request = PromptWords(config, self.models), request_of(self.models, config)
         self._device = str(self.models.target.device)
-        self._target_source = locate(self.models.name, registry_uri(config), scratch / "target")
+        self._target_source = locate(self.models.name, registry_uri(config.publish), scratch / "target")
         self._drafter_source = str(self.models.drafter_folder or config.drafter)
         self.target = self._copy(self._target_source)  # model of `transformers`
 

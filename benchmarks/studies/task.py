@@ -237,7 +237,7 @@ def _add_places(counts: PromptCounts, meter: MeasuringDistiller | None) -> Promp
 
 def _open(config: Config, scratch: Path) -> tuple[Loop, tuple[Models, ...]]:
     """Load the models of all targets and build the loop."""
-    models = load_models(config, registry_uri(config), scratch / "fetched")
+    models = load_models(config, registry_uri(config.publish), scratch / "fetched")
     return build_loop(config, models, scratch / "run", level=logging.INFO), models
 
 

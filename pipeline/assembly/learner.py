@@ -53,7 +53,22 @@ def make_learner(
     """The learner of one target, with what is published with the drafter: head, cache, and the memory, which is None
     where the rows are decoded elsewhere.
     """
-    publisher = _publisher(config, models, head, cache, distill, sink, memory)
+    publisher: FolderPublisher | NoPublisher = NoPublisher()
+    if config.publish.enabled:
+        write = _make_writer(models, head, cache, distill, memory if config.memory.publish else None)
+        origin = Origin(
+            config.name_registered_model(models.name), sink.folder.name, models.name, config.drafter, models.pair.digest
+        )
+        publisher = FolderPublisher(
+            sink.folder,
+            write,
+            lambda: (Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)),
+            origin,
+            config.publish.interval,
+            sink.numbers,
+            lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+            sink.probe,
+        )
     response = _make_response(drift_settings(config).response, models.drafter, head, distill, publisher)
     return LocalLearner(distill, make_drift_monitor(config), response, publisher)
 
@@ -114,17 +129,14 @@ def _make_response(
     return Recall(distill, versions, RECALL_MARGIN, RECALL_VERSIONS)
 
 
-def _publisher(
-    config: Config,
+def _make_writer(
     models: DrafterModels,
     head: AcceptanceHead,
     cache: NgramCache,
     distill: Distill | NoDistiller,
-    sink: VersionSink,
     memory: TextMemory | None,
-) -> FolderPublisher | NoPublisher:
-    if not config.publish.enabled:
-        return NoPublisher()
+) -> Callable[[Path], None]:
+    """Make what writes the files of a version into a folder."""
 
     def save_drafter(folder: Path) -> None:
         models.drafter.save(folder, models.drafter_tokenizer)
@@ -138,24 +150,10 @@ def _publisher(
         save_head(head, folder / HEAD_FILE)
         ngrams = ((entry.pieces, entry.token, entry.count) for entry in cache.entries())
         write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)
-        if memory is not None and config.memory.publish:
+        if memory is not None:
             write_memory(folder / MEMORY_FILE, memory, models.pair.digest)
         if isinstance(distill, Distill) and isinstance(trainer := distill.drafter.trainer, OutputLayerTrainer):
             distill.wait()  # an update that is being computed changes the sums
             trainer.write_sums(folder)
 
-    def state() -> tuple[Versions, int]:
-        return Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)
-
-    name = config.name_registered_model(models.name)
-    origin = Origin(name, sink.folder.name, models.name, config.drafter, models.pair.digest)
-    return FolderPublisher(
-        sink.folder,
-        write,
-        state,
-        origin,
-        config.publish.interval,
-        sink.numbers,
-        lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
-        sink.probe,
-    )
+    return write

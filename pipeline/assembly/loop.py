@@ -29,7 +29,10 @@ LOG = logging.getLogger("omnidraft.models")
 
 def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, level: int = logging.DEBUG) -> Loop:
     """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
-    router, admissions = TargetRouter.from_config(config), [Admission(config, models) for models in targets]
+    router, admissions = (
+        TargetRouter.parse(config.targets, config.swaps),
+        [Admission(config, models) for models in targets],
+    )
     drafting, by_vocabulary = list[Drafting](), dict[str, Drafting]()
     for models, admission in zip(targets, admissions, strict=True):
         if line := admission.describe():

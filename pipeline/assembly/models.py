@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from pipeline.config.sections import PublishSettings
 from pipeline.config.settings import Config
 from pipeline.models.catalog import resolve_name
 from pipeline.routing import TargetRouter
@@ -104,29 +105,25 @@ def pin_version(name: str, uri: str) -> str:
 
 
 def load_drafter(config: Config, source: str, device: str, measurements: Measurements | None = None) -> LanguageModel:
-    """A drafter with the adapter that it was saved with merged, unless each target is to have one of its own.
+    """Load a drafter with the adapter that it was saved with merged, unless each target is to have one of its own.
 
     Its rows are still to be required, once the threads of the run are set.
 
     Raises:
         ModelError: see `load_model`.
     """
+    learn, folder = config.learn, Path(source)
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
-    if (Path(source) / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
-        merge_saved_adapter(drafter.model, Path(source) / ADAPTER_FOLDER)
-    if config.learn.enabled and config.learn.trains_output_layer:
+    if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
+        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
+    if learn.enabled and learn.trains_output_layer:
         untie_output(drafter.model)
-    _attach_states(config, drafter, Path(source))
+    # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
+    if learn.trains_output_layer if learn.enabled else (folder / STATES_FILE).is_file():
+        targets = TargetRouter.parse(config.targets, config.swaps).targets
+        drafter.extra = TargetStates(targets, drafter.vocabulary_size, drafter.device)
+        drafter.extra.load(folder)
     return drafter
-
-
-def _attach_states(config: Config, drafter: LanguageModel, folder: Path) -> None:
-    """Attach the weights of the targets' states if they are trained, or if nothing is trained and there are some."""
-    learn, saved = config.learn, (folder / STATES_FILE).is_file()
-    if learn.trains_output_layer if learn.enabled else saved:
-        states = TargetStates(TargetRouter.from_config(config).targets, drafter.vocabulary_size, drafter.device)
-        states.load(folder)
-        drafter.extra = states
 
 
 def load_models(
@@ -151,10 +148,13 @@ def load_models(
             f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"
         )
     sys.setswitchinterval(SWITCH_SECONDS)
-    compiling = _start_compiling(config)
+    searches = config.draft.max_draft > 0 and not {"own", "memory"}.isdisjoint(config.draft.sources)
+    compiling = Thread(target=_compile, args=(searches,), name="compiler")
+    compiling.start()
     source = locate(config.drafter, uri, fetched)
     drafter = load_drafter(config, source, device, measurements)
-    sources = {name: locate(name, uri, fetched) for name in TargetRouter.from_config(config).targets}
+    names = TargetRouter.parse(config.targets, config.swaps).targets
+    sources = {name: locate(name, uri, fetched) for name in names}
     targets = {
         name: load_model(
             found, config.dtype, device, config.weights, measurements, batch_invariant=config.batch_invariant
@@ -171,51 +171,51 @@ def load_models(
     return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
 
 
+def _compile(searches: bool) -> None:
+    """Compile what is called between two passes, which takes some seconds on the first start of a release."""
+    compile_lines()
+    if searches:
+        compile_search()
+
+
 def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callable[[str, str], DrafterModels]:
     """Return a function that pairs a loaded drafter with a target, given the target's name and where it is.
 
     The drafter for a target shares the drafter's weights, but has sequences of its own and, with `learn.lora_rank`, an
-    adapter.
+    adapter, with the weights that the drafter came with.
     """
     tokenizer, folder = load_tokenizer(source), Path(source) if Path(source).is_dir() else None
     vocabulary = Vocabulary(tokenizer, config.drafter)
 
+    def add_own_adapter(target: str) -> str:
+        name = adapter_name(target)
+        add_adapter(drafter.model, name, config.learn.lora_rank, config.seed)
+        if folder and (folder / ADAPTER_FOLDER).is_dir():
+            load_adapter(drafter.model, name, folder / ADAPTER_FOLDER)
+        return name
+
     def pair_with(name: str, target_source: str) -> DrafterModels:
         target_vocabulary = Vocabulary(load_tokenizer(target_source), name)
-        own = drafter.share_weights(_adapter(config, drafter, name, folder))
+        own = drafter.share_weights(add_own_adapter(name) if config.learn.lora else None)
         paired = pair(target_vocabulary, vocabulary, config.vocabulary.special)
         return DrafterModels(name, own, target_vocabulary, vocabulary, tokenizer, folder, paired)
 
     return pair_with
 
 
-def _start_compiling(config: Config) -> Thread:
-    """Compile what is called between two passes, which takes some seconds on the first start of a release."""
-    searches = config.draft.max_draft > 0 and not {"own", "memory"}.isdisjoint(config.draft.sources)
-
-    def compile_all() -> None:
-        compile_lines()
-        if searches:
-            compile_search()
-
-    compiling = Thread(target=compile_all, name="compiler")
-    compiling.start()
-    return compiling
-
-
-def registry_uri(config: Config) -> str:
+def registry_uri(publish: PublishSettings) -> str:
     """The configured MLflow store, or else that of the runs in this folder."""
-    return config.publish.mlflow_uri or default_uri(Path("runs"))
+    return publish.mlflow_uri or default_uri(Path("runs"))
 
 
-def load_vocabulary(config: Config, target: str, fetched: Path) -> Vocabulary:
-    """The vocabulary of one target, without its weights. Raises ModelError."""
-    return Vocabulary(load_tokenizer(locate(target, registry_uri(config), fetched)), target)
+def load_vocabulary(name: str, publish: PublishSettings, fetched: Path) -> Vocabulary:
+    """The vocabulary of one model, without its weights. Raises ModelError."""
+    return Vocabulary(load_tokenizer(locate(name, registry_uri(publish), fetched)), name)
 
 
 def load_only_target(config: Config, fetched: Path) -> Models:
     """The models of a configuration with one target; see `load_models`."""
-    (models,) = load_models(config, registry_uri(config), fetched)
+    (models,) = load_models(config, registry_uri(config.publish), fetched)
     return models
 
 
@@ -224,20 +224,10 @@ def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: boo
 
     Arguments and errors as `load_models`; `decodes`: whether the drafter drafts here, or is only trained.
     """
-    source, (name,) = locate(config.drafter, uri, fetched), TargetRouter.from_config(config).targets
+    source = locate(config.drafter, uri, fetched)
+    (name,) = TargetRouter.parse(config.targets, config.swaps).targets
     drafter = load_drafter(config, source, pick_device(config.device))
     drafter.prove_forward()
     if not decodes and isinstance(drafter.forward_pass, SlotForward):
         drafter.forward_pass = ModuleForward(drafter.model)
     return _make_pairing(config, source, drafter)(name, locate(name, uri, fetched))
-
-
-def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:
-    """Inject the target's adapter if it is to have one, with the weights that the drafter came with."""
-    if not config.learn.lora:
-        return None
-    name = adapter_name(target)
-    add_adapter(drafter.model, name, config.learn.lora_rank, config.seed)
-    if folder and (folder / ADAPTER_FOLDER).is_dir():
-        load_adapter(drafter.model, name, folder / ADAPTER_FOLDER)
-    return name

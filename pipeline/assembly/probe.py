@@ -14,7 +14,7 @@ from functools import cache, partial
 
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.assembly.stages import Drafting, draftable, make_drafting
+from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.config.settings import Config
 from pipeline.learning.probe_prompts import PROMPTS, identity
 from pipeline.loop import UnfitPromptError
@@ -32,6 +32,7 @@ from stages.learn.training.probe import (
     load_or_make_examples,
     load_or_make_scores,
 )
+from stages.verification.rules import MODES
 from store.events import PromptReceived
 from store.query.rates import Estimate, estimate_ratio
 
@@ -76,18 +77,18 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
         models: one target with the drafter, no rows admitted.
         costs: measured when the run began, in seconds; without them no tokens per second are given.
     """
-    return probe_of(config, models, examples_of(config, models), costs, _key_of(models))
+    return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))
 
 
 def probe_of(
-    config: Config,
     models: DrafterModels,
     examples: Sequence[TrainingExample],
+    batch: int,
     costs: Costs | None = None,
     key: Sequence[object] | None = None,
 ) -> Callable[[], ProbeResult]:
     """As `make_probe`, over the target's examples; with their key, the drafter as loaded is scored once per machine."""
-    drafter, allowed = models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair)
+    drafter, allowed = models.drafter, MODES["trie"].draftable_pieces(models.pair.pieces)
     probe = cache(lambda: Probe(examples, drafter, allowed))
 
     def score() -> Mapping[TrainingExample, ProbeScore]:
@@ -97,7 +98,7 @@ def probe_of(
         of_drafter = [SCORES_FORMAT, *key, fingerprint(drafter), DRAFT, sorted(allowed)]
         return load_or_make_scores(of_drafter, examples, lambda: probe().score(drafter))
 
-    return lambda: _add_speed(summarize(score()), costs, config.batch)
+    return lambda: _add_speed(summarize(score()), costs, batch)
 
 
 def _add_speed(result: ProbeResult, costs: Costs | None, batch: int) -> ProbeResult:

@@ -7,7 +7,7 @@ from functools import partial
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.costs import describe, make_costs
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.config.sections import DraftSettings, LearnSettings, PromptSettings
+from pipeline.config.sections import DraftSettings, LearnSettings, PromptSettings, SamplingSettings
 from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
@@ -68,9 +68,8 @@ def has_copies(draft: DraftSettings) -> bool:
     return set(draft.sources) != {"model"} and MODES[draft.mode].copies
 
 
-def make_sampling_params(config: Config) -> SamplingParams:
+def make_sampling_params(settings: SamplingSettings) -> SamplingParams:
     """The sampling parameters of the settings: of all prompts, or the defaults of requests."""
-    settings = config.sampling
     return SamplingParams(settings.temperature, settings.top_k, settings.top_p, max_tokens=settings.max_new_tokens)
 
 
@@ -94,7 +93,7 @@ def make_drafting(
         live: whether the prompts are requests, which are never decoded again.
     """
     draft, learns, device = config.draft, config.learn.enabled, models.target.device
-    head, mode, params = make_head(models, config.seed), MODES[draft.mode], make_sampling_params(config)
+    head, mode, params = make_head(models, config.seed), MODES[draft.mode], make_sampling_params(config.sampling)
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
     cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)

@@ -149,7 +149,7 @@ def _make_loop(models: Models, config: Config, folder: Path) -> LoopInRounds:
 
 def _make_generate(config: Config, models: Models, scratch: Path) -> Arm:
     """Raises `ModelError` for a model that `transformers` cannot run as it is here."""
-    source = locate(models.name, registry_uri(config), scratch / "transformers")
+    source = locate(models.name, registry_uri(config.publish), scratch / "transformers")
     if find_gguf(source):
         raise ModelError("it would compute with float32 copies of a GGUF file's weights")
     if config.weights in QUANTISED:

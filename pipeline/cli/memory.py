@@ -129,4 +129,4 @@ def _vocabulary(run: Path, target: str) -> "Vocabulary":
     from pipeline.assembly.models import load_vocabulary
     from pipeline.config.settings import load
 
-    return load_vocabulary(load(run / "config.json"), target, run)
+    return load_vocabulary(target, load(run / "config.json").publish, run)

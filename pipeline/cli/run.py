@@ -201,7 +201,7 @@ def _print_table(summary: Mapping[str, Any]) -> None:
 def _begin(config: Config, runs: Path, several: Several | None, show: Show) -> None:
     from pipeline.run.folder import is_unfinished, open_new_run
 
-    run_folder, mirror = open_new_run(config, runs)
+    run_folder, mirror = open_new_run(config.run, runs)
     question = f"{mirror.name} holds a run that is not finished. Resume it, with its own settings?"
     if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
         _resume(Path(mirror.name), {}, several, show)
@@ -331,7 +331,7 @@ def serve(
     else:
         base = with_serving_defaults(load(config) if config else Config())
         chosen = base.with_overrides(read_environment() | overrides)
-        run_folder, mirror = open_new_run(chosen, runs)
+        run_folder, mirror = open_new_run(chosen.run, runs)
     _serve(chosen, mirror.name, host, port, api_key, resume=bool(resume))
 
 
@@ -350,7 +350,9 @@ def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, 
     with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:
-        app = make_app(engine, limits, metrics, defaults=make_sampling_params(config), api_key=api_key, host=host)
+        app = make_app(
+            engine, limits, metrics, defaults=make_sampling_params(config.sampling), api_key=api_key, host=host
+        )
         address = ("[{}]:{}" if ":" in host else "{}:{}").format(host, listener.getsockname()[1])
         LOG.info("serving %s on http://%s/v1", config.targets[0], address)
         LOG.info("run: %s", run, extra={"run": run})

@@ -69,7 +69,7 @@ def train(
     given = read_environment() | parse_settings(settings) | overrides_of(train, locals())
     logs = [*from_log, *(more or ())]
     made = make_training_config(logs, given, load(config) if config else None)
-    run_folder, mirror = open_new_run(made, runs)
+    run_folder, mirror = open_new_run(made.run, runs)
     with status("reading the logs and loading models") as show:
         training = LogTraining(made, logs, run_folder, made.publish.mlflow_uri, newest=newest, mirror=mirror)
         summary = training.run(passes, show)

@@ -73,7 +73,10 @@ class ClusterReplay:
         address: str,
         workers: int,
     ) -> None:
-        self._run, targets = RunContext(run_folder.resolve(), RunKind.CLUSTER), TargetRouter.from_config(config).targets
+        self._run, targets = (
+            RunContext(run_folder.resolve(), RunKind.CLUSTER),
+            TargetRouter.parse(config.targets, config.swaps).targets,
+        )
         if mirror and uri_of(Path(mirror.name)):
             raise UsageError(
                 f"a run with --ray must be in a folder that all machines share, got {mirror.name}; name one with --run"
@@ -97,7 +100,7 @@ class ClusterReplay:
 
     def run(self, display: Display) -> dict[str, Any]:
         """Replay the rest of the stream, or until a signal. Returns and raises as `Replay.run`."""
-        with connect_to_ray(self._address), self._run.open(self.config), stop_on_signals() as stop:
+        with connect_to_ray(self._address), self._run.open(self.config.to_json()), stop_on_signals() as stop:
             write_whole(self._run.folder / WORKERS, f"{self._workers}\n".encode())
             return self._replay(stop, display)
 
@@ -120,7 +123,7 @@ class ClusterReplay:
                 "seconds": time.time() - began,
             }
 
-        run.commit_by(self.config, save, display.show)
+        run.commit_by(self.config.commit.seconds, save, display.show, text=self.config.log.text)
         dispatcher = Dispatcher(
             self._make_pool(began),
             run.folder,

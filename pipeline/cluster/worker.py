@@ -146,7 +146,7 @@ class DecodeWorker:
         self._memory = drafting.decode.memory
         self._memory.start_sharing()
         self._loop = self._build_loop(config, admission, drafting)
-        self._run.commit_by(config, lambda: None, self._on_event)
+        self._run.commit_by(config.commit.seconds, lambda: None, self._on_event, text=config.log.text)
         return model_fingerprints
 
     def _build_loop(self, config: Config, admission: Admission, drafting: Drafting) -> Loop:
@@ -161,7 +161,7 @@ class DecodeWorker:
             RemoteLearner(self._connection, models.drafter, drafting.head),
             clock,
         )
-        return Loop({models.name: runner}, TargetRouter.from_config(config), config.batch, clock)
+        return Loop({models.name: runner}, TargetRouter.parse(config.targets, config.swaps), config.batch, clock)
 
     def describe_target(self) -> TargetInfo:
         """Describe the target for the learner. Called before the first work item."""

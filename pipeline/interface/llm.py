@@ -252,7 +252,7 @@ class LLM:
         for name in ("stop", "stop_token_ids"):
             values[name] = tuple(values.get(name, ()))
         values["logit_bias"] = tuple(dict(values.get("logit_bias", {})).items())
-        params = replace(make_sampling_params(self._config), **values)
+        params = replace(make_sampling_params(self._config.sampling), **values)
         if wrong := params.find_unknown_id(size := self._open.vocabulary_size):
             raise ConfigError(f"{wrong[0]} must have token ids from 0 to {size - 1}, got {wrong[1]}")
         return params
@@ -280,7 +280,7 @@ def _make_server_run(config: Config, undo: ExitStack) -> ServerRun:
         scratch = Path(undo.enter_context(TemporaryDirectory(prefix="omnidraft-llm-")))
         uri = config.publish.mlflow_uri or default_uri(RUNS)  # where `models:/` names are looked up
         config = config.with_overrides({"run": scratch / "run", "publish.mlflow_uri": uri})
-    run_folder, mirror = open_new_run(config)
+    run_folder, mirror = open_new_run(config.run)
     return ServerRun(config, run_folder, lambda event: None, mirror=mirror)
 
 

@@ -157,7 +157,7 @@ def _open_run(
 ) -> tuple[Config, Path, Mirror]:
     if resume is None:
         chosen = build_config(config, overrides)
-        return chosen, *open_new_run(chosen)
+        return chosen, *open_new_run(chosen.run)
     if config is not None:
         raise ConfigError("a run resumes with the settings that it began with, got a config as well; leave it out")
     run_folder, mirror = open_run(Path(resume))

@@ -111,11 +111,11 @@ class LearnerService:
         trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
         (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu, background=False)
-        probe = probe_of(config, models, setup.probe) if setup.probe else ProbeResult
+        probe = probe_of(models, setup.probe, config.batch) if setup.probe else ProbeResult
         sink = VersionSink(setup.run_folder, Numbers(), probe)
         # To be changed between two prompts only.
         self.learner = make_learner(config, models, self._head, self._cache, distill, sink)
-        run.commit_by(config, self._save, self._on_event)
+        run.commit_by(config.commit.seconds, self._save, self._on_event, text=config.log.text)
         if run.snapshot:
             self._resume(run.snapshot)
             run.snapshot = None  # its contents are restored

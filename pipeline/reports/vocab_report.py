@@ -207,7 +207,9 @@ def make_report(config: Config) -> VocabularyReport:
     if not texts:
         raise SourceError(f"The text must hold at least one prompt, but {', '.join(config.sources)} holds none.")
     with TemporaryDirectory() as fetched:
-        target, drafter = (load_vocabulary(config, name, Path(fetched)) for name in (config.targets[0], config.drafter))
+        target, drafter = (
+            load_vocabulary(name, config.publish, Path(fetched)) for name in (config.targets[0], config.drafter)
+        )
     words = pair(target, drafter, config.vocabulary.special)
     tokens = [token for text in texts for token in target.encode_text(text)]
     trie = build_direct_trie(words.pieces, target.size, words.drafter_size)

@@ -86,22 +86,22 @@ class RunContext:
             raise RunError(f"{self.name} holds {what}; resume it with `{command.format(name=self.name)}`")
 
     @contextmanager
-    def open(self, config: Config | None = None) -> Iterator[None]:
+    def open(self, settings: str | None = None) -> Iterator[None]:
         """Hold the lock and an open log. On exit a log that is still open is closed at its last commit.
 
         Args:
-            config: written to the run's folder; None for a partition, which has no configuration of its own.
+            settings: as JSON, written to the run's folder; None for a partition, which has none of its own.
         """
         with self._lock:
-            if config is None:
+            if settings is None:
                 self.mirror.pull()
             else:
                 if not self._resume:
                     require_new(self.folder, self.name)  # again: another process may have created it since
-                write_whole(self.folder / CONFIG, config.to_json().encode())
+                write_whole(self.folder / CONFIG, settings.encode())
             self.log = RunLog(self.folder, mirror=self.mirror, kind=self.kind)
             try:
-                if config is None:
+                if settings is None:
                     self.snapshot = last_snapshot(self.folder)
                 yield
             finally:
@@ -123,23 +123,24 @@ class RunContext:
 
     def commit_by(
         self,
-        config: Config,
+        seconds: float,
         save: Callable[[], State],
         show: Callable[[Event], None] = lambda event: None,
         learning: Callable[[], bool] = lambda: False,
         *,
+        text: bool,
         rows: bool = False,
     ) -> None:
         """Make the committer and the event sink.
 
         Args:
-            config: the interval of commits, and what may be logged.
-            save, learning: as of `Committer`.
-            rows: whether the state has sequences in flight; without them the log holds whole prompts only.
+            seconds, save, learning: as of `Committer`.
             show: called with every event.
+            text: whether text may be logged.
+            rows: whether the state has sequences in flight; without them the log holds whole prompts only.
         """
-        self.committer = Committer(config.commit.seconds, save, learning, self.log, self._notify)
-        self.events = EventSink(self.log, show, text=config.log.text, whole=not rows)
+        self.committer = Committer(seconds, save, learning, self.log, self._notify)
+        self.events = EventSink(self.log, show, text=text, whole=not rows)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit the log."""

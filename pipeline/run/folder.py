@@ -53,12 +53,11 @@ def open_run(run: Path, *, new: bool = False) -> tuple[Path, Mirror]:
     return folder, mirror
 
 
-def open_new_run(config: Config, runs: Path = RUNS) -> tuple[Path, Mirror]:
-    """Return the working folder and the mirror of a new run: from its settings, or a new folder under `runs`.
-
-    Raises as `open_run`.
+def open_new_run(run: Path | None, runs: Path = RUNS) -> tuple[Path, Mirror]:
+    """Return the working folder and the mirror of a new run, by default of a new folder under `runs`. Raises as
+    `open_run`.
     """
-    return open_run(config.run or new_run_folder(runs, time.gmtime()), new=True)
+    return open_run(run or new_run_folder(runs, time.gmtime()), new=True)
 
 
 def resumed_config(run_folder: Path, name: str, overrides: Mapping[str, object], section: str = "") -> Config:

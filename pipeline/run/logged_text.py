@@ -41,7 +41,9 @@ def read_logged_text(run_folder: Path, offset: int) -> LoggedText:
             f"the prompt {offset} of {run_folder} must have been logged with its text (log.text), but was not"
         )
     config = load(run_folder / "config.json")
-    models = next(one for one in load_models(config, registry_uri(config), run_folder) if one.name == row["target"])
+    models = next(
+        one for one in load_models(config, registry_uri(config.publish), run_folder) if one.name == row["target"]
+    )
     tokens, _ = Admission(config, models).encode(
         PromptReceived(offset, row["prompt_id"], row["dataset"], 1, row["prompt_text"])
     )

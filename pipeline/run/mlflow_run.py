@@ -26,7 +26,7 @@ def describe_run(
     """
     begun = log.checkpoint is not None or log.finished
     found = RunDescription.read(run_folder) if begun else None
-    uri, targets = config.publish.mlflow_uri, TargetRouter.from_config(config).targets
+    uri, targets = config.publish.mlflow_uri, TargetRouter.parse(config.targets, config.swaps).targets
     wanted = (
         found.move_to(uri)
         if found

@@ -67,7 +67,7 @@ class Replay:
             self.config = config.model_copy(update={"drafter": drafter})
             self._state: State | None = self._run.snapshot
             self._measurements = Measurements(self._state["measured"] if self._state else {})
-            self._router = TargetRouter.from_config(config)
+            self._router = TargetRouter.parse(config.targets, config.swaps)
             self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=self._router.targets)
             events = stream(self._sources)
             # A run without any prompt is refused before a model is loaded and before anything is written.
@@ -94,7 +94,7 @@ class Replay:
         """
         folder = self._run.folder
         try:
-            with self._run.open(self.config):
+            with self._run.open(self.config.to_json()):
                 write_pair_reports(folder / VOCABULARY, describe_pairs(self._models))
                 with stop_on_signals() as stop:
                     summary, broken = self._replay(stop, display)
@@ -120,7 +120,7 @@ class Replay:
         Returns:
             the sum of the counts.
         """
-        with self._run.open(self.config):
+        with self._run.open(self.config.to_json()):
             with stop_on_signals() as stop:
                 loop, _ = self._start(stop, display)
                 learners = [runner.learner for runner in loop.runners.values()]
@@ -149,7 +149,9 @@ class Replay:
                 "measured": measured,
             }
 
-        run.commit_by(self.config, save, display.show, lambda: loop.updating, rows=True)
+        run.commit_by(
+            self.config.commit.seconds, save, display.show, lambda: loop.updating, rows=True, text=self.config.log.text
+        )
         return loop, position
 
     def _replay(self, stop: Stop, display: Display) -> tuple[dict[str, Any], SourceError | None]:

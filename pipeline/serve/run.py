@@ -123,7 +123,7 @@ class ServerRun:
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
-            undo.enter_context(self._run.open(self._settings))
+            undo.enter_context(self._run.open(self._settings.to_json()))
             write_pair_reports(self._run.folder / VOCABULARY, describe_pairs([self.models]))
             learned = read_learner_checkpoint(self._run.folder)
             self._learner = self._start_learner(learned) if self.config.learn.enabled else None
@@ -185,7 +185,7 @@ class ServerRun:
         def save() -> State:
             return {"loop": loop.state_dict(rows=False), "offset": queue.next_offset, "models": self._fingerprints}
 
-        run.commit_by(config, save, self._on_event)
+        run.commit_by(config.commit.seconds, save, self._on_event, text=config.log.text)
         models.target_vocabulary.fewest_tokens(0)  # reads the vocabulary once, before a client waits for it
         conversation, reader = make_conversation(config.source, models), drafting.verify.reader
         return LiveEngine(

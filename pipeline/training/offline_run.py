@@ -150,7 +150,7 @@ class LogTraining:
             passes: maximum number of passes over the texts.
             show: called with a line that describes the progress.
         """
-        with self._run.open(self.config), stop_on_signals() as stop:
+        with self._run.open(self.config.to_json()), stop_on_signals() as stop:
             datasets = [(Path(folder).name, folder) for folder in self.config.sources]
             self._run.connect(self.config, self._uri, datasets)
             events = EventSink(self._run.log)

@@ -42,7 +42,7 @@ def load_parts(
     trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
     decode = make_decode(
         config.draft,
-        make_sampling_params(config),
+        make_sampling_params(config.sampling),
         models,
         head,
         costs,

@@ -115,7 +115,7 @@ class _Builder:
                     f"{self._folder} must be the run of {self._facts.model}, but is that of {state['model']}; name "
                     "another folder with OMNIDRAFT_VLLM_RUN"
                 )
-            self.exit.enter_context(self._run.open(self._config))
+            self.exit.enter_context(self._run.open(self._config.to_json()))
         engine = self._build(state)
         self._run.snapshot = None  # its content is restored
         return engine
@@ -145,7 +145,9 @@ class _Builder:
         loop = Loop({facts.model: drafter.runner}, lambda offset: facts.model, facts.rows, clock)
         self._restore(state, drafter, loop)
         if self._run:
-            self._run.commit_by(self._config, partial(self._save, loop, drafter), self._show)
+            self._run.commit_by(
+                self._config.commit.seconds, partial(self._save, loop, drafter), self._show, text=self._config.log.text
+            )
         return PluginEngine(drafter, self._reader, self._commit)
 
     def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
@@ -155,7 +157,7 @@ class _Builder:
         vocabulary = (
             models.target_vocabulary
             if models
-            else load_vocabulary(self._config, self._facts.model, self._folder.parent / ".fetched")
+            else load_vocabulary(self._facts.model, self._config.publish, self._folder.parent / ".fetched")
         )
         return Recorder(self._facts.model, vocabulary.bytes_of, vocabulary.decode), vocabulary.decode
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipeline.config.settings import Config
 from pipeline.routing import TargetRouter
 from store.errors import ConfigError
 
@@ -12,7 +11,7 @@ def route_all(router: TargetRouter, count: int) -> str:
 
 
 def make_router(targets: tuple[str, ...], *swaps: str) -> TargetRouter:
-    return TargetRouter.from_config(Config().with_overrides({"targets": targets, "swaps": swaps}))
+    return TargetRouter.parse(targets, swaps)
 
 
 def test_several_targets_get_prompts_in_turn_by_offset():

@@ -81,7 +81,7 @@ def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
         made = examples_of(config, models)
     assert [line for line in lines if "probe" in line] == [lines[-1]], "only the second call made examples"
     assert [one.pieces for one in shipped] == [one.pieces for one in made]
-    scores = [probe_of(config, models, found)().metrics for found in (shipped, made)]
+    scores = [probe_of(models, found, config.batch)().metrics for found in (shipped, made)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
