@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp
-from typing import TypedDict
 
 from stages.contract.blocks import (
     ENTROPY,
     OWN_LOG,
-    Candidate,
     Decision,
     Draft,
     Proposal,
@@ -16,6 +14,7 @@ from stages.contract.blocks import (
     SequenceState,
     Verdict,
 )
+from stages.sampling.raw_values import RawValues
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 
@@ -26,61 +25,6 @@ class Versions:
     drafter: int
     head: int
     cache: int
-
-
-class _Place(TypedDict):
-    """Fields of a `TokenDecision`: the place of the token, and what drafted it."""
-
-    offset: int
-    prompt_id: str
-    dataset: str
-    target: str
-    block: int
-    position: int
-    index: int
-    drafter_version: int
-    head_version: int
-    cache_version: int
-    drafter: DraftSource
-
-
-class _RawOfDrafter(TypedDict):
-    """Fields of a `TokenDecision`: how likely the drafter itself found the token's pieces."""
-
-    drafter_raw_probability: float | None
-    drafter_raw_entropy: float | None
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What the decisions of a block are recorded with."""
-
-    verdict: Verdict  # on the block
-    begin: int  # position of its first token in the completion
-    versions: Versions  # in service when it was drafted
-    # per drafted piece the drafter's own log probability and entropy; empty where it is not known
-    raw_pieces: Sequence[tuple[float, float]]
-
-    @classmethod
-    def from_verdict(cls, verdict: Verdict, versions: Versions) -> "_Block":
-        """Make it of a verdict that was appended to its row."""
-        draft = verdict.proposal.draft
-        features_KF = draft.features_KF
-        raw = [] if features_KF is None else features_KF[:, OWN_LOG : ENTROPY + 1].tolist()
-        return cls(verdict, draft.row.emitted - len(verdict.emitted), versions, raw)
-
-    @property
-    def draft(self) -> Draft:
-        """The draft that the verdict is on: pieces, or a tree of target tokens."""
-        return self.verdict.proposal.draft
-
-    def raw_of_drafter(self, proposed: ProposedToken | None) -> _RawOfDrafter:
-        """Return the fields of a token; None without pieces."""
-        own = self.raw_pieces[proposed.start : proposed.stop] if proposed else ()
-        return {
-            "drafter_raw_probability": exp(sum(log for log, _ in own)) if own else None,
-            "drafter_raw_entropy": own[0][1] if own else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -115,30 +59,20 @@ class PromptCounters:
     def add(self, verdict: Verdict) -> None:
         """Count one block. Copied drafts are counted separately: they are no evidence about the drafter."""
         self.blocks += 1
-        if verdict.proposal.draft.source is not DraftSource.MODEL:
-            self._add_copied(verdict)
+        drafted, accepted = _count_drafted(verdict.proposal), Outcome.ACCEPTED
+        if verdict.proposal.draft.source is DraftSource.MODEL:
+            self.drafted += drafted
+            self.judged += verdict.judged
+            self.accepted += verdict.accepted
+            self.first_judged += verdict.judged > 0
+            self.first_accepted += any(one.outcome is accepted for one in verdict.decisions[:1])
             return
-        self.drafted += _count_drafted(verdict.proposal)
-        self.judged += verdict.judged
-        self.accepted += verdict.accepted
-        self.first_judged += verdict.judged > 0
-        self.first_accepted += any(one.outcome is Outcome.ACCEPTED for one in verdict.decisions[:1])
-
-    def _add_copied(self, verdict: Verdict) -> None:
         self.lookup_blocks += 1
-        self.lookup_drafted += _count_drafted(verdict.proposal)
+        self.lookup_drafted += drafted
         self.lookup_judged += verdict.judged
         self.lookup_accepted += verdict.accepted
-        self.own_accepted += _count_own(verdict)
-
-
-def _count_own(verdict: Verdict) -> int:
-    """Number of accepted tokens that were copied from the sequence's own text."""
-    return sum(
-        decision.outcome is Outcome.ACCEPTED and decision.candidate.source is DraftSource.LOOKUP
-        for decision in verdict.decisions
-        if decision.candidate is not None
-    )
+        found = [one for one in verdict.decisions if one.candidate and one.candidate.source is DraftSource.LOOKUP]
+        self.own_accepted += sum(one.outcome is accepted for one in found)
 
 
 def _count_candidates(proposal: Proposal) -> int:
@@ -147,7 +81,6 @@ def _count_candidates(proposal: Proposal) -> int:
 
 
 def _count_drafted(proposal: Proposal) -> int:
-    """Number of pieces and of other candidates of a tree."""
     return len(proposal.draft.pieces) + _count_candidates(proposal)
 
 
@@ -183,8 +116,8 @@ class Recorder:
         text: bool = True,
     ) -> None:
         self._target, self._text = target, text
-        self._bytes_of = bytes_of if text else _no_bytes
-        self._decode = decode if text else _no_text
+        self._bytes_of = bytes_of if text else lambda token: None
+        self._decode = decode if text else lambda tokens: ""
 
     def record_block(self, verdict: Verdict, rows: int, seconds: Seconds) -> BlockDone:
         """The block's summary. Call it after the verdict was appended to its row."""
@@ -212,51 +145,51 @@ class Recorder:
         )
 
     def record_decisions(self, verdict: Verdict, versions: Versions) -> Iterator[TokenDecision]:
-        """One event per proposed, emitted or dropped token of a block, in order of the index."""
-        block = _Block.from_verdict(verdict, versions)
-        draft, tokens = block.draft, verdict.proposal.tokens
-        if draft.tree:
-            yield from self._tree_decisions(block)
-            return
+        """One event per proposed, emitted or dropped token of a block, in order of the index.
+
+        A candidate of a tree is `depth` tokens after the text, the bonus one after the last accepted candidate.
+        """
+        draft, tokens, features_KF = verdict.proposal.draft, verdict.proposal.tokens, verdict.proposal.draft.features_KF
+        begin = draft.row.emitted - len(verdict.emitted)  # position of the block's first token in the completion
+        # Per piece the drafter's own log probability and entropy, where they are known.
+        raw_pieces = [] if features_KF is None else features_KF[:, OWN_LOG : ENTROPY + 1].tolist()
+        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in verdict.decisions)
         for decision in verdict.decisions:
-            yield self._decision(decision, block)
+            place = decision.index
+            if draft.tree:
+                candidate = decision.candidate
+                place = candidate.depth if candidate else accepted
+            raw = verdict.raw.get(decision.index)
+            yield self._make_decision(decision, draft, begin + place, versions, raw_pieces, raw)
         translated = tokens[-1].stop if tokens else 0
-        if len(verdict.decisions) >= len(tokens) and translated < len(draft.pieces):
-            yield self._drop_text(block, ProposedToken(None, translated, len(draft.pieces), ()), len(tokens))
+        if not draft.tree and len(verdict.decisions) >= len(tokens) and translated < len(draft.pieces):
+            text = ProposedToken(None, translated, len(draft.pieces), ())
+            dropped = Decision(len(tokens), text, Outcome.UNTRANSLATABLE, None, None)
+            yield self._make_decision(dropped, draft, begin + len(tokens), versions, raw_pieces, None)
 
-    def _tree_decisions(self, block: "_Block") -> Iterator[TokenDecision]:
-        """A candidate is `depth` tokens after the text, the bonus one after the last accepted candidate."""
-        decisions = block.verdict.decisions
-        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
-        for decision in decisions:
-            if decision.candidate is None:
-                yield replace(self._decision(decision, block), position=block.begin + accepted)
-            else:
-                yield self._candidate_decision(decision, decision.candidate, block)
-
-    def _candidate_decision(self, decision: Decision, candidate: Candidate, block: "_Block") -> TokenDecision:
-        return replace(
-            self._decision(decision, block),
-            position=block.begin + candidate.depth,
-            drafter=candidate.source,
-            proposed_id=candidate.token,
-            proposed_bytes=self._bytes_of(candidate.token),
-            parent=candidate.parent,
-            context=candidate.context,
-            count=candidate.count,
-            chance=candidate.chance,
-        )
-
-    def _decision(self, decision: Decision, block: "_Block") -> TokenDecision:
-        draft, proposed, raw = block.draft, decision.proposed, block.verdict.raw.get(decision.index)
-        token = proposed.token if proposed else None
+    def _make_decision(
+        self,
+        decision: Decision,
+        draft: Draft,
+        position: int,
+        versions: Versions,
+        raw_pieces: Sequence[tuple[float, float]],
+        raw: RawValues | None,
+    ) -> TokenDecision:
+        row, proposed, candidate = draft.row, decision.proposed, decision.candidate
+        own = raw_pieces[proposed.start : proposed.stop] if proposed else ()
         return TokenDecision(
-            **self._place(block, decision.index),
-            **block.raw_of_drafter(proposed),
+            offset=row.offset,
+            prompt_id=row.prompt_id,
+            dataset=row.dataset,
+            target=self._target,
+            block=row.block - 1,
+            position=position,
+            index=decision.index,
             pieces=draft.pieces[proposed.start : proposed.stop] if proposed else (),
             translation=proposed.translation if proposed else Translation.NONE,
-            proposed_id=token,
-            proposed_bytes=None if token is None else self._bytes_of(token),
+            proposed_id=decision.token,
+            proposed_bytes=None if decision.token is None else self._bytes_of(decision.token),
             outcome=decision.outcome,
             emitted_id=decision.emitted,
             emitted_bytes=None if decision.emitted is None else self._bytes_of(decision.emitted),
@@ -266,46 +199,20 @@ class Recorder:
             uniform=decision.uniform,
             head_estimate=draft.survival[proposed.stop - 1] if proposed and draft.survival else None,
             entropy=draft.entropies[proposed.start] if proposed else None,
+            drafter_version=versions.drafter,
+            head_version=versions.head,
+            cache_version=versions.cache,
+            drafter=candidate.source if candidate else draft.source,
+            parent=candidate.parent if candidate else None,
+            context=candidate.context if candidate else None,
+            count=candidate.count if candidate else None,
+            chance=candidate.chance if candidate else None,
             target_raw_probability=raw.proposed if raw else None,
             emitted_raw_probability=raw.emitted if raw else None,
             target_raw_entropy=raw.entropy if raw else None,
+            drafter_raw_probability=exp(sum(log for log, _ in own)) if own else None,
+            drafter_raw_entropy=own[0][1] if own else None,
         )
-
-    def _drop_text(self, block: "_Block", dropped: ProposedToken, index: int) -> TokenDecision:
-        draft = block.draft
-        return TokenDecision(
-            **self._place(block, index),
-            **block.raw_of_drafter(dropped),
-            pieces=draft.pieces[dropped.start :],
-            translation=Translation.NONE,
-            proposed_id=None,
-            proposed_bytes=None,
-            outcome=Outcome.UNTRANSLATABLE,
-            emitted_id=None,
-            emitted_bytes=None,
-            origin=None,
-            drafter_levels=(),
-            target_levels=(),
-            uniform=None,
-            head_estimate=draft.survival[-1] if draft.survival else None,
-            entropy=draft.entropies[dropped.start],
-        )
-
-    def _place(self, block: "_Block", index: int) -> _Place:
-        draft, row = block.draft, block.draft.row
-        return {
-            "offset": row.offset,
-            "prompt_id": row.prompt_id,
-            "dataset": row.dataset,
-            "target": self._target,
-            "block": row.block - 1,
-            "position": block.begin + index,
-            "index": index,
-            "drafter_version": block.versions.drafter,
-            "head_version": block.versions.head,
-            "cache_version": block.versions.cache,
-            "drafter": draft.source,
-        }
 
     def record_completion(
         self, row: SequenceState, counters: PromptCounters, now: float, versions: Versions
@@ -339,11 +246,3 @@ class Recorder:
             predicted=min(row.predicted, row.emitted),
             frequency=row.frequency,
         )
-
-
-def _no_bytes(token: int) -> None:
-    return None
-
-
-def _no_text(tokens: list[int]) -> str:
-    return ""
