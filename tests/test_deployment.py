@@ -12,7 +12,7 @@ import yaml
 from command_parsing import parse_command
 
 from pipeline.config.environment import OTHERS, PREFIX, read_environment
-from pipeline.config.settings import Config, list_given, load
+from pipeline.config.settings import Config, load
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "examples" / "deploy"
@@ -60,7 +60,7 @@ def read_mounts(service: Mapping[str, Any]) -> dict[str, str]:
 
 def test_the_sample_configuration_changes_settings():
     given = load(ROOT / "examples" / "settings.toml")
-    assert len(list_given(given)) > 10
+    assert len(given.list_given()) > 10
     assert given != Config()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pipeline
 from pipeline.config.environment import variable_of
 from pipeline.config.settings import Config, settings
-from pipeline.config.toml_output import toml_lines
+from pipeline.config.toml_output import format_line
 
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
 TYPES = {"string": "a text", "integer": "a whole number", "number": "a number", "array": "a list of texts"}
@@ -79,4 +79,4 @@ def _section_of(schema: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _format_default(name: str, value: object) -> str:
-    return "not set" if value is None else f"`{toml_lines({name: value})[0].partition(' = ')[2]}`"
+    return "not set" if value is None else f"`{format_line(name, value).partition(' = ')[2]}`"

@@ -9,7 +9,7 @@ import typer
 from pipeline.config.cli_options import PrintJsonOption, SetOption, parse_settings
 from pipeline.config.defaults import REAL_RUN, is_default_run
 from pipeline.config.environment import read_environment, variable_of
-from pipeline.config.settings import Config, list_given, load
+from pipeline.config.settings import Config, load
 from pipeline.config.toml_output import format_sample, format_settings
 from store.errors import UsageError
 
@@ -48,7 +48,7 @@ def config(
 def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_json: bool) -> None:
     base, variables, typed = load(file) if file else Config(), read_environment(), parse_settings(settings)
     chosen = base.with_overrides(variables | typed)
-    origins = {key: str(file) for key in list_given(base)} if file else {}
+    origins = {key: str(file) for key in base.list_given()} if file else {}
     origins |= {key: variable_of(key) for key in variables} | dict.fromkeys(typed, "--set")
     if as_json:
         print(json.dumps({"settings": chosen.model_dump(mode="json"), "origins": origins}, indent=2))
@@ -60,7 +60,7 @@ def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_js
             if key not in origins:
                 print(f"#   {key} = {json.dumps(value)}")
         print()
-    print(format_settings(chosen, origins, changed=changed), end="")
+    print(format_settings(chosen.flatten(), origins, changed=changed), end="")
 
 
 def _write_sample(file: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typing_extensions import override
 
 from pipeline.config.environment import parse_value
 from pipeline.config.settings import settings
@@ -41,12 +40,8 @@ def panel_of(key: str) -> str:
 
 
 def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
-    """A typer option that overrides a setting; `overrides_of` collects what was given.
-
-    Args:
-        key: the setting.
-        words: help; by default the setting's own description, with its choices and its default.
-        names, more: as of `typer.Option`.
+    """A typer option that overrides a setting; `overrides_of` collects what was given. `words`: help; by default the
+    setting's own description, with its choices and its default. The rest is as of `typer.Option`.
     """
     choices = [choice for choice in _choices(key) if isinstance(choice, str)]
     complete = (lambda: choices) if choices else None  # for the shell
@@ -167,24 +162,18 @@ TextTemplateOption = Annotated[
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
 
 
-class PlainCommand(TyperCommand):
+class _Plain:
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return params
+
+
+class PlainCommand(_Plain, TyperCommand):
     """A command whose help shows no type for options without a value."""
 
-    @override
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
 
-
-class PlainGroup(TyperGroup):
+class PlainGroup(_Plain, TyperGroup):
     """Commands whose help shows no type for options without a value."""
-
-    @override
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-def _without_types(params: list[Any]) -> list[Any]:
-    for one in params:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-    return params

@@ -6,7 +6,7 @@ this process, decodes several requests together, at the temperature of other ser
 
 from collections.abc import Collection, Mapping
 
-from pipeline.config.settings import Config, list_given
+from pipeline.config.settings import Config
 
 NAMING = frozenset({"sources", "targets", "swaps"})  # a user who sets one of these wants another run
 REAL_RUN: Mapping[str, object] = {
@@ -26,26 +26,20 @@ TEMPERATURE = 1.0  # as OpenAI's interface and vLLM
 
 def is_default_run(base: Config, overrides: Collection[str]) -> bool:
     """Return whether neither a file (`base`) nor any override names what to replay."""
-    return NAMING.isdisjoint({*list_given(base), *overrides})
+    return NAMING.isdisjoint({*base.list_given(), *overrides})
 
 
 def make_default_run(base: Config, overrides: Mapping[str, object], target: str | None) -> Config:
-    """Return the settings of the default run.
+    """Return the settings of the default run: `base` of a file, with overrides by dotted key.
 
-    Args:
-        base: settings of a file, or the defaults.
-        overrides: settings that the user gave otherwise, by dotted key.
-        target: name of the real model; None for the built-in pair.
-
-    Raises:
-        ConfigError: as `Config.with_overrides`.
+    `target`: name of the real model; None for the built-in pair.
     """
     usual = BUILTIN_RUN if target is None else {**REAL_RUN, "targets": (target,)}
-    given = {*list_given(base), *overrides}
+    given = {*base.list_given(), *overrides}
     return base.with_overrides({key: value for key, value in usual.items() if key not in given} | dict(overrides))
 
 
 def with_serving_defaults(config: Config) -> Config:
     """Return the settings with a server's defaults for `batch` and `sampling.temperature`, where they are not set."""
-    defaults, given = {"batch": BATCH, "sampling.temperature": TEMPERATURE}, list_given(config)
+    defaults, given = {"batch": BATCH, "sampling.temperature": TEMPERATURE}, config.list_given()
     return config.with_overrides({name: value for name, value in defaults.items() if name not in given})

@@ -123,8 +123,7 @@ class Config(Section):
         """The configuration with nested `values` over the defaults.
 
         Raises:
-            ConfigError: an unknown key, or a value of a wrong type or outside its range. The message
-                lists all mistakes, one sentence each.
+            ConfigError: lists all mistakes, one sentence each: unknown keys, wrong types, values outside their range.
         """
         try:
             return cls.model_validate(values)
@@ -132,11 +131,7 @@ class Config(Section):
             raise ConfigError(_describe_mistakes(error.errors())) from None
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Self:
-        """A copy in which the settings named by dotted keys have the given values, None included.
-
-        Raises:
-            ConfigError: as `of`; also for a key that names a whole section.
-        """
+        """A copy in which settings named by dotted keys have the given values, None included. Raises `ConfigError`."""
         values = self.model_dump()
         if "drafter" not in self.model_fields_set:
             del values["drafter"]  # nobody named it, and other targets may have another one
@@ -155,6 +150,23 @@ class Config(Section):
             return name_of_pair(target, self.drafter)
         several = len(self.targets) + len(self.swaps) > 1
         return f"{self.publish.name}{BETWEEN}{part_of_name(target)}" if several else self.publish.name
+
+    def flatten(self) -> dict[str, object]:
+        """Every setting as a JSON value, by dotted key."""
+        values, flat = self.model_dump(mode="json"), dict[str, object]()
+        for key in settings():
+            section, _, name = key.rpartition(".")
+            flat[key] = (values[section] if section else values)[name]
+        return flat
+
+    def list_given(self) -> list[str]:
+        """List the settings that were given when the configuration was made, by dotted key."""
+
+        def is_given(key: str) -> bool:
+            section, _, name = key.rpartition(".")
+            return name in (getattr(self, section) if section else self).model_fields_set
+
+        return [key for key in settings() if is_given(key)]
 
     def to_json(self) -> str:
         """Every setting as JSON, defaults included; `load` reads it back to an equal value."""
@@ -185,16 +197,6 @@ def load(path: Path) -> Config:
 def settings() -> dict[str, FieldInfo]:
     """Every setting by its dotted key, in order, with its `default` and `description`."""
     return dict(_settings_of(Config, ""))
-
-
-def list_given(config: Config) -> list[str]:
-    """List the settings that were given when a configuration was made, by dotted key."""
-
-    def is_given(key: str) -> bool:
-        section, _, name = key.rpartition(".")
-        return name in (getattr(config, section) if section else config).model_fields_set
-
-    return [key for key in settings() if is_given(key)]
 
 
 def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:

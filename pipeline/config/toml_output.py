@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from textwrap import wrap
 
 from pipeline.config.environment import variable_of
@@ -13,60 +14,44 @@ _HEAD = "Settings of omnidraft at their defaults, for --config. Remove the # in 
 
 def format_sample() -> str:
     """Format a TOML file with every setting at its default, described and commented out."""
-    lines, values = [*_comment(_HEAD)], Config().model_dump(mode="json")
-    for section, keys in _group_by_section().items():
+    lines, values = [*_comment(_HEAD)], Config().flatten()
+    for section, keys in groupby(settings(), _section_of):
         if section:
             meaning = " ".join((type(getattr(Config(), section)).__doc__ or "").split())
             lines += ["", *_comment(meaning), f"[{section}]"]
         for key in keys:
-            field, value = settings()[key], _value_of(values, key)
-            name = key.rpartition(".")[2]
-            (line,) = [f"{name} ="] if value is None else toml_lines({name: value})
-            lines += ["", *_comment(str(field.description)), f"# Environment: {variable_of(key)}", f"#{line}"]
+            line = f"{key.rpartition('.')[2]} =" if values[key] is None else format_line(key, values[key])
+            described = _comment(str(settings()[key].description))
+            lines += ["", *described, f"# Environment: {variable_of(key)}", f"#{line}"]
     return "\n".join(lines) + "\n"
 
 
-def format_settings(config: Config, origins: Mapping[str, str], *, changed: bool) -> str:
+def format_settings(values: Mapping[str, object], origins: Mapping[str, str], *, changed: bool) -> str:
     """Format settings as TOML.
 
     Args:
-        config: the settings. Those that are None are left out, as TOML has no such value.
+        values: JSON values by dotted key. Those that are None are left out, as TOML has no such value.
         origins: origin of each setting that was given, by key; shown as a comment.
         changed: leave out the settings that were not given.
     """
+    shown = [key for key in settings() if values[key] is not None and (key in origins or not changed)]
     lines: list[str] = []
-    values = config.model_dump(mode="json")
-    for section, keys in _group_by_section().items():
-        shown: list[str] = []
+    for section, keys in groupby(shown, _section_of):
+        lines += [*([""] if lines else []), *([f"[{section}]"] if section else [])]
         for key in keys:
-            value = _value_of(values, key)
-            if value is not None and (key in origins or not changed):
-                (line,) = toml_lines({key.rpartition(".")[2]: value})
-                shown.append(f"{line}  # {origins[key]}" if key in origins else line)
-        if shown:
-            lines += [*([""] if lines else []), *([f"[{section}]"] if section else []), *shown]
+            line = format_line(key, values[key])
+            lines.append(f"{line}  # {origins[key]}" if key in origins else line)
     return "".join(f"{line}\n" for line in lines)
 
 
-def toml_lines(values: Mapping[str, object]) -> list[str]:
-    """Format JSON values by name as lines of TOML."""
+def format_line(key: str, value: object) -> str:
+    """Format a JSON value of a setting as a line of TOML in its section."""
     # JSON's strings, numbers, booleans and lists are TOML's too, once DEL is escaped.
-    dumped = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
-    return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]
+    return f"{key.rpartition('.')[2]} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
-def _group_by_section() -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for key in settings():
-        groups.setdefault(key.rpartition(".")[0], []).append(key)
-    return groups
-
-
-def _value_of(values: Mapping[str, object], key: str) -> object:
-    section, _, name = key.rpartition(".")
-    inner = values[section] if section else values
-    assert isinstance(inner, Mapping)
-    return inner[name]
+def _section_of(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _comment(text: str) -> Iterator[str]:

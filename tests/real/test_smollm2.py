@@ -149,7 +149,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, question
     )  # fmt: skip
     run_replay(config, tmp_path / "whole")
     settings = tmp_path / "settings.toml"
-    settings.write_text(format_settings(config, {}, changed=False), encoding="utf-8")
+    settings.write_text(format_settings(config.flatten(), {}, changed=False), encoding="utf-8")
     killed = tmp_path / "killed"
     program = "from pipeline.cli.app import main; main()"
     done = subprocess.run(

@@ -143,7 +143,7 @@ def test_what_is_written_reads_back_equal(tmp_path_factory, text: str, rate: flo
     config = Config().with_overrides(overrides)
     folder = tmp_path_factory.getbasetemp()
     for name, written in (
-        ("config.toml", format_settings(config, {}, changed=False)),
+        ("config.toml", format_settings(config.flatten(), {}, changed=False)),
         ("config.json", config.to_json()),
     ):
         (folder / name).write_text(written, encoding="utf-8", newline="")
@@ -157,7 +157,7 @@ def test_what_is_written_is_complete():
 
     assert keys(json.loads(Config().to_json())) == set(settings())
     unset = {key for key, field in settings().items() if field.default is None}
-    assert keys(tomllib.loads(format_settings(Config(), {}, changed=False))) == set(settings()) - unset
+    assert keys(tomllib.loads(format_settings(Config().flatten(), {}, changed=False))) == set(settings()) - unset
 
 
 @pytest.mark.parametrize(
