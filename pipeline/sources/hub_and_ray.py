@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from pipeline.sources.files import ROWS_PER_BATCH, json_columns, json_rows, parquet_values
-from pipeline.sources.rows import Fault, Rows, SourceRow
+from pipeline.sources.rows import Fault, Rows, SourceRow, import_extra
 from store.errors import SourceError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class HubRows(Rows):
             raise SourceError(f"A hub source must be 'hf://owner/dataset[/config]:split', got '{spec}'.")
         self._spec = spec
         self.dataset = found["name"]
-        load_dataset = _import_datasets(spec).load_dataset
+        load_dataset = import_extra("datasets", "hub", spec).load_dataset
         with self._translate_errors():
             self._rows: Iterable[Mapping[str, object]] = load_dataset(
                 f"{found['owner']}/{found['name']}", found["config"], split=found["split"], streaming=True
@@ -67,15 +68,6 @@ class HubRows(Rows):
             what = f"{type(error).__name__}: {error}"
             hint = "Check the name, the split and the network, or download a file and name that."
             raise SourceError(f"The hub source '{self._spec}' cannot be read: {what}. {hint}") from error
-
-
-def _import_datasets(spec: str) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        needed = "needs the optional extra 'hub'"
-        raise SourceError(f"The hub source '{spec}' {needed}. Try: pip install 'omnidraft[hub]'") from None
-    return datasets
 
 
 class RayRows(Rows):
@@ -148,14 +140,9 @@ class RayRows(Rows):
 def _import_ray(spec: str) -> Any:
     """Import Ray and silence its log."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.data
-    except ImportError:
-        needed = "needs the optional extra 'ray'"
-        raise SourceError(f"The source '{spec}' {needed}. Try: pip install \"omnidraft[ray]\"") from None
+    import_extra("ray.data", "ray", spec)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # failures are reported by our own error
-    return ray
+    return import_module("ray")
 
 
 def _start_ray(ray: Any) -> Any:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from typing_extensions import override
 
 from pipeline.sources.files import MAX_LINE_BYTES, TOO_LONG, json_object
-from pipeline.sources.rows import PROMPT, Fault, Rows, SourceRow, nearest
+from pipeline.sources.rows import PROMPT, Fault, Rows, SourceRow, import_extra, nearest
 from store.errors import SourceError
 
 SPEC = re.compile(r"kafka://(?P<brokers>[^/?]+)/(?P<topic>[\w.-]+)(?:\?(?P<options>.*))?", re.ASCII)
@@ -119,18 +119,14 @@ class KafkaRows(Rows):
 
     @contextmanager
     def _consumer(self) -> Iterator[Any]:
+        kafka = import_extra("confluent_kafka", "kafka", self._spec)
         try:
-            from confluent_kafka import Consumer, KafkaException
-        except ImportError:
-            needed = "needs the optional extra 'kafka'"
-            raise SourceError(f"The source '{self._spec}' {needed}. Try: pip install \"omnidraft[kafka]\"") from None
-        try:
-            consumer = Consumer({"bootstrap.servers": self._brokers} | SETTINGS)
+            consumer = kafka.Consumer({"bootstrap.servers": self._brokers} | SETTINGS)
             try:
                 yield consumer
             finally:
                 consumer.close()
-        except KafkaException as error:
+        except kafka.KafkaException as error:
             raise SourceError(
                 f"The source '{self._spec}' cannot be read: {error.args[0].str()}. Is it running?"
             ) from error

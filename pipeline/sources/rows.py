@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib import import_module
 from reprlib import repr as short
 from string import Formatter
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from pipeline.config.sections import SourceSettings
 from store.errors import ConfigError, SourceError
@@ -180,6 +181,16 @@ def prompt_id(values: Mapping[str, object], otherwise: str) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool) and isinstance(_check_text(str(value)), str):
             return str(value)
     return otherwise
+
+
+def import_extra(module: str, extra: str, spec: str) -> Any:
+    """Import a library of an optional extra for a source."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise SourceError(
+            f"The source '{spec}' needs the optional extra '{extra}'. Try: pip install 'omnidraft[{extra}]'"
+        ) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

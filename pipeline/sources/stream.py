@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
-from typing import BinaryIO
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.corpus import BUILTIN_STREAMS, BuiltinRows
@@ -31,8 +30,7 @@ NAMED: dict[str, type[HubRows] | type[RayRows] | type[KafkaRows]] = {
 class Source:
     """Prompts of one dataset, in an order that never changes: the rule makes them of rows, up to the limit.
 
-    Two sources of the same name count as one dataset. Making a source checks that it can be read, so that nothing is
-    written for one that cannot. With several targets a row may name its own in the rule's target column.
+    Two sources of the same name count as one dataset. With several targets a row may name its own.
     """
 
     dataset: str
@@ -52,10 +50,8 @@ class Source:
     def read(self, offset: int) -> Iterator[PromptReceived | PromptRejected]:
         """Yield every row as an event, accepted prompts numbered from `offset` on without gaps.
 
-        Called at most once: standard input cannot be rewound. A row that cannot be a prompt is one
-        PromptRejected with its line, and the rows after it follow; rows that the settings exclude,
-        and blank lines, are skipped silently. Rows are read on demand. The same input
-        gives the same events. Not promised: that prompt ids differ, or that a prompt fits a model.
+        Called at most once: standard input cannot be rewound. A row that cannot be a prompt is a PromptRejected; rows
+        that the settings exclude, and blank lines, are skipped. Prompt ids may repeat.
 
         Raises:
             SourceError: the source breaks off. A bad row never raises.
@@ -81,20 +77,14 @@ class Source:
                 return PromptRejected(self.dataset, row.line, reason)
             case str() as text:
                 name = prompt_id(row.values, otherwise=f"{self.dataset}:{row.line}")
-                target = self._read_target(row)
+                named = row.values.get(TARGET) if len(self.targets) > 1 else None
+                target = None if named in (None, "") else str(named)
                 if target not in (None, *self.targets):
-                    return PromptRejected(self.dataset, row.line, self._unknown_target(str(target)))
+                    known, got = ", ".join(self.targets), short(target)
+                    reason = f"the column '{TARGET}' must name one of the targets {known}, got {got}"
+                    return PromptRejected(self.dataset, row.line, reason)
                 return PromptReceived(offset, name, self.dataset, row.line, text, target)
         return None
-
-    def _read_target(self, row: SourceRow) -> str | None:
-        """Return the target that the row names, if there is a choice."""
-        named = None if isinstance(row.values, Fault) else row.values.get(TARGET)
-        return None if named in (None, "") or len(self.targets) < 2 else str(named)
-
-    def _unknown_target(self, target: str) -> str:
-        known = ", ".join(self.targets)
-        return f"the column '{TARGET}' must name one of the targets {known}, got {short(target)}"
 
 
 def datasets_of(sources: Sequence[Source], specs: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -109,11 +99,8 @@ def total(sources: Sequence[Source]) -> int | None:
     return sum(known) if len(known) == len(sizes) else None
 
 
-def stream(sources: Iterable[Source], start: int = 0) -> Iterator[PromptReceived | PromptRejected]:
+def stream(sources: Iterable[Source]) -> Iterator[PromptReceived | PromptRejected]:
     """Yield the events of the sources one after another, prompts numbered from 0 across all of them.
-
-    A stream from `start` is the part of the whole stream after prompt `start - 1`, so a run can be resumed.
-    The skipped part is read again, which on standard input means that it must be sent again.
 
     Raises:
         SourceError: a source breaks off.
@@ -121,35 +108,20 @@ def stream(sources: Iterable[Source], start: int = 0) -> Iterator[PromptReceived
     offset = 0
     for source in sources:
         for event in source.read(offset):
-            skipped = offset < start
-            if isinstance(event, PromptReceived):
-                offset += 1
-            if not skipped:
-                yield event
+            offset += isinstance(event, PromptReceived)
+            yield event
 
 
 def open_sources(
-    specs: Sequence[str],
-    options: SourceSettings,
-    *,
-    seed: int = 0,
-    stdin: BinaryIO | None = None,
-    targets: Sequence[str] = (),
+    specs: Sequence[str], options: SourceSettings, *, seed: int = 0, targets: Sequence[str] = ()
 ) -> list[Source]:
     """Open all sources of a stream before the first is read; arguments and errors as `open_source`."""
     if specs.count(STANDARD_INPUT) > 1:
         raise SourceError(f"Standard input can be read once, got '{STANDARD_INPUT}' {specs.count('-')} times.")
-    return [open_source(spec, options, seed=seed, stdin=stdin, targets=targets) for spec in specs]
+    return [open_source(spec, options, seed=seed, targets=targets) for spec in specs]
 
 
-def open_source(
-    spec: str,
-    options: SourceSettings,
-    *,
-    seed: int = 0,
-    stdin: BinaryIO | None = None,
-    targets: Sequence[str] = (),
-) -> Source:
+def open_source(spec: str, options: SourceSettings, *, seed: int = 0, targets: Sequence[str] = ()) -> Source:
     """Open the source that `spec` names.
 
     It names a file, `-`, `hf://owner/dataset[/config]:split`, `ray:PATH`, `kafka://HOST:PORT/TOPIC` or `builtin:NAME`.
@@ -158,7 +130,6 @@ def open_source(
         spec: the source. A file's dataset is its stem.
         options: how rows become prompts. Columns are checked here wherever they are known before reading.
         seed: shuffles the built-in streams.
-        stdin: stream that `-` reads; by default the process's standard input.
         targets: the run's targets; where there are several, a row may name its own.
 
     Raises:
@@ -166,16 +137,16 @@ def open_source(
         ConfigError: the template or a condition cannot be parsed.
     """
     rule = PromptRule.from_settings(options)
-    dataset, rows = _open_rows(spec, seed, stdin)
+    dataset, rows = _open_rows(spec, seed)
     if rows.columns is not None:
         rule = rule.narrow_to(rows.columns, f"'{spec}'")
     limit = options.limit or (BUILTIN_LIMIT if isinstance(rows, BuiltinRows) else None)
     return Source(dataset, rows, rule, limit, tuple(targets))
 
 
-def _open_rows(spec: str, seed: int, stdin: BinaryIO | None) -> tuple[str, Rows]:
+def _open_rows(spec: str, seed: int) -> tuple[str, Rows]:
     if spec == STANDARD_INPUT:
-        return "stdin", StandardInputRows(stdin or sys.stdin.buffer)
+        return "stdin", StandardInputRows(sys.stdin.buffer)
     for prefix, rows_of in NAMED.items():
         if spec.startswith(prefix):
             rows = rows_of(spec)
@@ -198,19 +169,16 @@ def _check_is_file(path: Path) -> None:
         files = sorted(other for other in folder.glob("*") if other.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise SourceError(f"The source '{path}' must be a readable file: {error.strerror}.") from None
-    others = (
-        "Other sources are 'builtin:docs', 'builtin:code', 'builtin:questions', 'hf://owner/dataset:split', "
-        "'ray:FOLDER/*.parquet', 'kafka://HOST:PORT/TOPIC' and '-'."
-    )
-    raise SourceError(f"The source '{path}' must be a file, got {got}.{_suggest(path, files)} {others}")
-
-
-def _suggest(path: Path, files: Sequence[Path]) -> str:
     if path.is_dir() and files:
-        return f" Name a file in it, such as '{files[0]}'."
-    specs = {file.name: str(file) for file in files} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
-    close = get_close_matches(path.name, specs, n=1)
-    return f" Did you mean '{specs[close[0]]}'?" if close else ""
+        hint = f" Name a file in it, such as '{files[0]}'."
+    else:
+        specs = {file.name: str(file) for file in files} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
+        close = get_close_matches(path.name, specs, n=1)
+        hint = f" Did you mean '{specs[close[0]]}'?" if close else ""
+    raise SourceError(
+        f"The source '{path}' must be a file, got {got}.{hint} Other sources are 'builtin:docs', 'builtin:code', "
+        "'builtin:questions', 'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', 'kafka://HOST:PORT/TOPIC' and '-'."
+    )
 
 
 def require_prompt(
@@ -218,9 +186,7 @@ def require_prompt(
 ) -> Iterator[PromptReceived | PromptRejected]:
     """Read up to the first usable prompt. Returns an iterator over all events from the first one on.
 
-    Args:
-        events: as from `stream`.
-        fault_of: returns the reason for which a prompt cannot be used, None for a usable one.
+    `fault_of`: returns the reason for which a prompt cannot be used, None for a usable one.
 
     Raises:
         SourceError: a source breaks off, or none of the events is a usable prompt.

@@ -2,6 +2,8 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_source
@@ -12,7 +14,8 @@ GOOD = b'{"prompt": "good"}\n'
 
 
 def read(spec: Path | str, stdin: bytes = b"", **options: object) -> list[PromptReceived | PromptRejected]:
-    return list(open_source(str(spec), SourceSettings(**options), stdin=io.BytesIO(stdin)).read(0))
+    with patch("sys.stdin", SimpleNamespace(buffer=io.BytesIO(stdin))):
+        return list(open_source(str(spec), SourceSettings(**options)).read(0))
 
 
 def list_texts(events: list[PromptReceived | PromptRejected]) -> list[str]:

@@ -131,5 +131,5 @@ def test_an_unreadable_source_is_refused_before_ray_starts(tmp_path, monkeypatch
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SourceError, match=r"needs the optional extra 'ray'\. Try: pip install \"omnidraft\[ray\]\""):
+    with pytest.raises(SourceError, match=r"needs the optional extra 'ray'\. Try: pip install 'omnidraft\[ray\]'"):
         open_source("ray:x.parquet", PLAIN)

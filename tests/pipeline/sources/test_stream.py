@@ -5,43 +5,47 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from places import ROOT
 from source_reading import GOOD, PLAIN, list_texts, read, write_file
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_source, open_sources, stream
 from store.errors import SourceError
-from store.events import PromptReceived, PromptRejected
+from store.events import PromptReceived
 
 
-def test_standard_input_is_read_line_by_line():
+def feed(monkeypatch: pytest.MonkeyPatch, given: io.BytesIO) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=given))
+
+
+def test_standard_input_is_read_line_by_line(monkeypatch):
     class Pipe(io.BytesIO):
         def readline(self, size: int | None = -1, /) -> bytes:
             line = super().readline(size)
             assert line != b"later\n", "read before it was needed"
             return line
 
-    events = open_source("-", PLAIN, stdin=Pipe(GOOD + b"later\n")).read(0)
+    feed(monkeypatch, Pipe(GOOD + b"later\n"))
+    events = open_source("-", PLAIN).read(0)
     assert next(events) == PromptReceived(0, "stdin:1", "stdin", 1, "good")
     with pytest.raises(AssertionError, match="before it was needed"):
         next(events)
 
 
-def test_standard_input_that_breaks_off_is_reported():
+def test_standard_input_that_breaks_off_is_reported(monkeypatch):
     class Broken(io.BytesIO):
         def readline(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
+    feed(monkeypatch, Broken())
     with pytest.raises(SourceError, match="'stdin' broke off: Input/output error"):
-        list(open_source("-", PLAIN, stdin=Broken()).read(0))
+        list(open_source("-", PLAIN).read(0))
 
 
-def test_sources_join_to_one_stream(tmp_path):
+def test_sources_join_to_one_stream(tmp_path, monkeypatch):
     first = write_file(tmp_path / "first.jsonl", GOOD + b"bad\n" + GOOD)
     second = write_file(tmp_path / "second.csv", b"prompt\nx\n")
-    events = list(stream(open_sources([str(first), str(second), "-"], PLAIN, stdin=io.BytesIO(b"bad\n" + GOOD))))
+    feed(monkeypatch, io.BytesIO(b"bad\n" + GOOD))
+    events = list(stream(open_sources([str(first), str(second), "-"], PLAIN)))
     shown = [(event.dataset, getattr(event, "offset", "rejected")) for event in events]
     assert shown == [
         ("first", 0),
@@ -51,17 +55,6 @@ def test_sources_join_to_one_stream(tmp_path):
         ("stdin", "rejected"),
         ("stdin", 3),
     ]
-
-
-@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=4), st.integers(0, 12))
-def test_resuming_a_joined_stream_continues_after_the_last_prompt(pattern: list[list[bool]], start: int):
-    def whole(start: int = 0) -> list[PromptReceived | PromptRejected]:
-        contents = [b"".join(GOOD if good else b"bad\n" for good in part) for part in pattern]
-        return list(stream((open_source("-", PLAIN, stdin=io.BytesIO(content)) for content in contents), start))
-
-    prompts = [index for index, event in enumerate(whole()) if isinstance(event, PromptReceived)]
-    first = 0 if start == 0 else prompts[start - 1] + 1 if start <= len(prompts) else None
-    assert whole(start) == ([] if first is None else whole()[first:])
 
 
 def test_sizes_are_exact_for_small_files_and_close_for_large_ones(tmp_path):
@@ -162,13 +155,3 @@ def test_a_hub_source_without_the_extra_names_it(monkeypatch):
 def test_a_hub_source_must_be_spelled_out(spec: str):
     with pytest.raises(SourceError, match="must be 'hf://owner/dataset"):
         open_source(spec, PLAIN)
-
-
-DATA = ROOT.parent / "shared" / "data"
-
-
-def dataset(name: str) -> str:
-    path = DATA / f"{name}.parquet"
-    if not path.exists():
-        pytest.skip(f"the dataset {name}.parquet is not next to this checkout")
-    return str(path)
