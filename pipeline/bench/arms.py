@@ -7,6 +7,7 @@ The arms of this project run the loop that `replay` runs, each with its own cach
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -15,12 +16,13 @@ from typing_extensions import override
 
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
+from pipeline.assembly.stages import make_sampling_params
 from pipeline.config.settings import Config
+from pipeline.loop import Loop
 from pipeline.run.rounds import LoopInRounds, Records, Round
 from stages.engine.checkpoints.gguf_file import find_gguf
 from stages.engine.models.generate import generate
 from stages.engine.models.huggingface import load_causal_model
-from stages.sampling.params import SamplingParams
 from store.errors import ModelError
 from store.events import Event, PromptReceived
 from store.log.run_log import RunLog
@@ -61,7 +63,7 @@ class Arm(Protocol):
 class LogRecords(Records):
     """Writes the log, as `replay` does. Commits, which `replay` spaces by their cost, are left out."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, loop: Loop) -> None:
         folder.mkdir(parents=True)
         self._log = RunLog(folder)
 
@@ -83,9 +85,8 @@ class GenerateArm(Arm):
 
     @override
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
-        started, batch, settings = perf_counter(), self._config.batch, self._config.sampling
-        sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p)
-        most = settings.max_new_tokens
+        started, batch, most = perf_counter(), self._config.batch, self._config.sampling.max_new_tokens
+        sampling = make_sampling_params(self._config.sampling)
         tokens: list[tuple[int, ...]] = []
         for start in range(0, len(prompts), batch):
             chunk = prompts[start : start + batch]
@@ -136,15 +137,11 @@ def make_arms(config: Config, scratch: Path, report: Callable[[str], None]) -> A
         left_out.append(f"transformers was left out: {error}")
     for name, settings in SETTINGS.items():
         report(f"preparing: {name}")
-        own = config.with_overrides(settings)
+        own, folder = config.with_overrides(settings), scratch / f"{name}-run"
         drafter = load_only_target(own, scratch / name).drafter if own.learn.enabled else models.drafter.share_weights()
         with_caches = replace(models, target=models.target.share_weights(), drafter=drafter)
-        arms[name] = _make_loop(with_caches, own, scratch / f"{name}-run")
+        arms[name] = LoopInRounds(with_caches, own, folder, partial(LogRecords, folder))
     return Arms(arms, models, left_out)
-
-
-def _make_loop(models: Models, config: Config, folder: Path) -> LoopInRounds:
-    return LoopInRounds(models, config, folder, lambda loop: LogRecords(folder))
 
 
 def _make_generate(config: Config, models: Models, scratch: Path) -> Arm:

@@ -97,13 +97,7 @@ class ArmComparison:
 
 
 def compare_arms(config: Config, rounds: int, limit: int, report: Callable[[str], None]) -> ArmComparison:
-    """Load the models and measure all arms.
-
-    Args:
-        config: models, sources, sampling and batch size.
-        rounds: number of rounds, fewer if there are fewer prompts.
-        limit: maximum number of prompts that are timed.
-        report: called with each step.
+    """Load the models and measure all arms on up to `limit` prompts, in `rounds` rounds, or in one per prompt.
 
     Raises:
         UsageError: there are several targets.
@@ -210,22 +204,20 @@ def run_rounds(
 
 def summarize(rounds: Mapping[str, Sequence[Round]], *, greedy: bool) -> dict[str, ArmResult]:
     """Compute the result of every arm, next to plain decoding."""
-    plain = rounds[BenchArm.PLAIN]
-    return {name: _summarize_arm(own, plain, greedy=greedy) for name, own in rounds.items()}
-
-
-def _summarize_arm(own: Sequence[Round], plain: Sequence[Round], *, greedy: bool) -> ArmResult:
-    tokens = sum(one.emitted for one in own)
-    blocks = sum(len(one.blocks) for one in own)
-    pairs = [pair for one, other in zip(own, plain, strict=True) for pair in zip(one.tokens, other.tokens, strict=True)]
-    return ArmResult(
-        tokens=tokens,
-        seconds=sum(one.seconds for one in own),
-        tokens_per_second=median(map(_speed, own)),
-        tokens_per_forward=tokens / blocks if blocks else 1.0,  # `generate` emits one token per forward
-        ratio=Ratio.from_rounds(own, plain),
-        equal=sum(one == other for one, other in pairs) / len(pairs) if greedy else None,
-    )
+    plain, found = rounds[BenchArm.PLAIN], dict[str, ArmResult]()
+    for name, own in rounds.items():
+        tokens, blocks = sum(one.emitted for one in own), sum(len(one.blocks) for one in own)
+        paired = zip(own, plain, strict=True)
+        texts = [texts for one, other in paired for texts in zip(one.tokens, other.tokens, strict=True)]
+        found[name] = ArmResult(
+            tokens=tokens,
+            seconds=sum(one.seconds for one in own),
+            tokens_per_second=median(map(_speed, own)),
+            tokens_per_forward=tokens / blocks if blocks else 1.0,  # `generate` emits one token per forward
+            ratio=Ratio.from_rounds(own, plain),
+            equal=sum(one == other for one, other in texts) / len(texts) if greedy else None,
+        )
+    return found
 
 
 def make_verdict(found: ArmComparison) -> str:
