@@ -7,9 +7,10 @@ A learner runs in the loop's process (`LocalLearner`), or elsewhere and serves s
 consumed; the events are those to be logged, in order.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
@@ -32,43 +33,35 @@ class Epoch(NamedTuple):
     drifts: int  # drifts that were acted upon; each resets the acceptance head
 
 
-class CompletionObserver(Protocol):
-    """The half of a learner that receives completed prompts."""
+class Learner(ABC):
+    """What a `TargetRunner` calls, between blocks only. Defaults are of one that computes and keeps nothing."""
+
+    @property
+    @abstractmethod
+    def drafter_version(self) -> int:
+        """Drafter updates in service."""
+
+    @property
+    @abstractmethod
+    def head_version(self) -> int:
+        """Gradient steps and resets of the head in service."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> Epoch:
+        """Epoch of the weights in service."""
+
+    @abstractmethod
+    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
+        """Process a prompt that was completed and logged."""
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the soft targets of a prompt that is admitted now, at this offset, are to be recorded."""
         return True
 
-    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
-        """Process a prompt that was completed and logged."""
-        ...
-
-
-class WeightsInService(Protocol):
-    """The half of a learner that provides weights."""
-
-    @property
-    def drafter_version(self) -> int:
-        """Drafter updates in service."""
-        ...
-
-    @property
-    def head_version(self) -> int:
-        """Gradient steps and resets of the head in service."""
-        ...
-
-    @property
-    def epoch(self) -> Epoch:
-        """Epoch of the weights in service; see `Epoch`."""
-        ...
-
     def apply_new_weights(self) -> Iterable[Event]:
         """Apply weights that were learned elsewhere since the last block. Called before every block; never blocks."""
         return ()
-
-
-class Lifecycle:
-    """The rest of a learner's interface, as implemented by one that computes nothing and keeps nothing."""
 
     @property
     def busy(self) -> bool:
@@ -84,10 +77,9 @@ class Lifecycle:
         return ()
 
     def wait(self) -> bool:
-        """Block until no background update is running, for callers that need exclusive use of the CPU.
+        """Block until no background update is running, and return whether one was. Nothing is applied.
 
-        Returns:
-            whether an update was running. Nothing is applied.
+        For callers that need exclusive use of the CPU.
         """
         return False
 
@@ -95,12 +87,8 @@ class Lifecycle:
         """Return the state for a checkpoint. The state of the drift detector is not in it; see `replay_history`."""
         return None
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:  # noqa: B027 (nothing to load)
         """Continue from a state."""
 
-    def replay_history(self, completed: PromptCompleted) -> None:
+    def replay_history(self, completed: PromptCompleted) -> None:  # noqa: B027 (no detector)
         """Feed a prompt of the log to the drift detector. Called after `restore`, once per logged prompt, in order."""
-
-
-class Learner(Lifecycle, CompletionObserver, WeightsInService):
-    """What a `TargetRunner` calls, between blocks only."""

@@ -12,6 +12,7 @@ include it. At the end of a round the benchmark waits for updates on the learner
 in parallel with the next prompts, so the learning arms are charged more than learning costs.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -40,7 +41,7 @@ from benchmarks.speed.work import MeasuredRound
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
-from pipeline.reports.machine import machine_of, peak_memory
+from pipeline.reports.machine import machine_of
 from pipeline.run.rounds import first_difference, rotate
 from pipeline.sources.stream import Source, open_sources, stream
 from stages.engine.models.huggingface import logit_difference
@@ -164,7 +165,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         complete = len(next(iter(rounds.values())))
         monitor.start_step("computing the results", f"{complete} of {plan.rounds} rounds")
         caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, PipelineArm)}
-        memory = Memory(peak_memory(), caches)
+        memory = Memory(_peak_memory(), caches)
         timed = chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
         compared = compare(rounds, timed, workshop, config.sampling.temperature)
         if complete < plan.rounds:
@@ -287,3 +288,13 @@ def settings_of(config: Config, plan: SpeedPlan) -> dict[str, Any]:
     """All settings that are needed to repeat the measurement, as JSON values."""
     sizes = {"prompts": plan.prompts, "warm_up": plan.warm_up, "round_prompts": plan.round_prompts}
     return config.model_dump(mode="json") | sizes
+
+
+def _peak_memory() -> int | None:
+    """Return the peak memory of this process in bytes; None if the system does not report it."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -141,11 +141,13 @@ def _print_report(console: "Console", found: "VocabularyReport") -> None:
     console.print(f"target  {found.target}, {found.target_size:,} tokens", markup=False, highlight=False)
     console.print(f"drafter {found.drafter}, {found.drafter_size:,} tokens\n", markup=False, highlight=False)
     console.print(_classes_table(found))
-    _print_text(console, found.text)
+    text = found.text
+    counts = f"{text.prompts:,} prompts, {text.characters:,} characters, {text.drafter_tokens:,} drafter tokens"
+    console.print(f"\ntext: {', '.join(text.sources)}, {counts}\n", markup=False, highlight=False)
     if found.specials:
         console.print(_specials_table(found.specials), "")
-    if found.text.commonest:
-        console.print(_commonest_table(found.text))
+    if text.commonest:
+        console.print(_commonest_table(text))
 
 
 def _classes_table(found: "VocabularyReport") -> "RichTable":
@@ -162,21 +164,6 @@ def _classes_table(found: "VocabularyReport") -> "RichTable":
     table.add_section()
     table.add_row("all", f"{found.target_size:,}", "", f"{text.tokens:,}", "")
     return table
-
-
-def _print_text(console: "Console", text: "TextCoverage") -> None:
-    cache = text.cache
-    console.print(
-        f"\ntext: {', '.join(text.sources)}, {text.prompts:,} prompts, {text.characters:,} characters, "
-        f"{text.drafter_tokens:,} drafter tokens",
-        f"cache: {text.policy}, {text.budget_bytes / 2**20:.1f} MiB; filled from the first half of the text it holds "
-        f"{cache.entries:,} n-grams in {cache.bytes / 2**20:.2f} MiB",
-        f"second half: {_share(cache.direct, cache.tokens)} of the tokens are direct, "
-        f"{_share(cache.cached, cache.tokens)} in the cache, {_share(cache.missed, cache.tokens)} n-grams not in it\n",
-        sep="\n",
-        markup=False,
-        highlight=False,
-    )
 
 
 def _specials_table(specials: Sequence["MappedSpecial"]) -> "RichTable":

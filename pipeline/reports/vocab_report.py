@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +11,6 @@ from typing import Any
 from pipeline.assembly.models import Models, load_vocabulary
 from pipeline.config.settings import Config
 from pipeline.sources.stream import open_sources, stream
-from stages.ngrams.cache import NgramCache
-from stages.ngrams.trie import Trie, build_direct_trie
 from stages.vocabulary.pair import How, Pair, SpecialMapping, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import SourceError
@@ -59,33 +57,6 @@ def coverage(pair: Pair, tokens: Iterable[int]) -> Coverage:
     return Coverage(counts.total(), counts[1], {name: bands[name] for name in BANDS}, counts[0])
 
 
-@dataclass(frozen=True)
-class CacheCoverage:
-    """Coverage of the second half of a text by a cache that was filled from the first half."""
-
-    # entries, bytes: size of the cache after the first half
-    entries: int
-    bytes: int
-    tokens: int  # of the second half
-    direct: int  # of these, direct maps
-    cached: int  # of these, n-grams in the cache
-    missed: int  # of these, n-grams that were not
-
-
-def cache_coverage(pair: Pair, trie: Trie, cache: NgramCache, tokens: Sequence[int]) -> CacheCoverage:
-    """Fill an empty cache with the first half of a text, then look up the second half without changing it."""
-    half = len(tokens) // 2
-    for token in tokens[:half]:
-        pieces = pair.pieces[token]
-        if pieces and len(pieces) > 1:
-            cache.observe(pieces, token)
-    later = [pair.pieces[token] for token in tokens[half:]]
-    ngrams = [pieces for pieces in later if pieces and len(pieces) > 1]
-    cached = sum(trie.token_at(pieces) is not None for pieces in ngrams)
-    direct = sum(1 for pieces in later if pieces and len(pieces) == 1)
-    return CacheCoverage(len(cache), cache.bytes, len(later), direct, cached, len(ngrams) - cached)
-
-
 def commonest_ngrams(pair: Pair, tokens: Iterable[int], most: int) -> list[tuple[int, int]]:
     """Return the most frequent n-grams of a text as (target id, count); of equals the smaller id first."""
     counts = Counter(token for token in tokens if len(pair.pieces[token] or ()) > 1)
@@ -122,9 +93,6 @@ class TextCoverage:
     characters: int
     drafter_tokens: int  # number of pieces of the same text, tokenized by the drafter
     whole: Coverage
-    cache: CacheCoverage
-    budget_bytes: int  # of the cache
-    policy: str
     commonest: tuple[CommonNgram, ...]
 
 
@@ -212,8 +180,6 @@ def make_report(config: Config) -> VocabularyReport:
         )
     words = pair(target, drafter, config.vocabulary.special)
     tokens = [token for text in texts for token in target.encode_text(text)]
-    trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
-    cache = NgramCache(trie, config.cache.budget_bytes, config.cache.policy)
     commonest = [
         CommonNgram(
             token,
@@ -229,9 +195,6 @@ def make_report(config: Config) -> VocabularyReport:
         characters=sum(map(len, texts)),
         drafter_tokens=sum(len(drafter.encode_text(text)) for text in texts),
         whole=coverage(words, tokens),
-        cache=cache_coverage(words, trie, cache, tokens),
-        budget_bytes=config.cache.budget_bytes,
-        policy=config.cache.policy,
         commonest=tuple(commonest),
     )
     return VocabularyReport(**vars(describe_pair(target, drafter, words)), text=coverage_of_text)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from benchmarks.model_building import recipes
 from pipeline.cli.models import vocab
-from pipeline.config.settings import Config
 from stages.engine.models.huggingface import wrap_tokenizer
 from store.errors import ConfigError, SourceError
 
@@ -77,14 +76,6 @@ def test_every_token_of_the_text_is_counted_once(found: dict):
     assert found["text"]["prompts"] == 4 * len(TEXTS)
     assert found["text"]["characters"] == 4 * sum(map(len, TEXTS))
     assert found["text"]["drafter_tokens"] > whole["tokens"]
-
-
-def test_a_text_that_repeats_itself_is_in_the_cache_after_half_of_it(found: dict):
-    cache = found["text"]["cache"]
-    assert cache["direct"] + cache["cached"] + cache["missed"] == cache["tokens"]
-    assert cache["missed"] == 0
-    assert cache["cached"] > 0
-    assert 0 < cache["bytes"] <= found["text"]["budget_bytes"] == Config().cache.budget_bytes
 
 
 def test_special_tokens_are_mapped_by_role_name_or_not_at_all(found: dict):

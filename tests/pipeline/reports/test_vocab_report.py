@@ -6,13 +6,10 @@ from tokenizer_making import byte_level, space_mark
 from pipeline.reports.vocab_report import (
     BANDS,
     band_of,
-    cache_coverage,
     coverage,
     ngrams_by_length,
     silent,
 )
-from stages.ngrams.cache import NgramCache
-from stages.ngrams.trie import build_direct_trie
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 
@@ -60,15 +57,3 @@ def test_bytes_that_the_drafter_lacks_are_unspelt(target: Vocabulary):
     assert found.unspelt == 2
     assert coverage(found, list(b"axxyb")).unspelt == 3
     assert silent(found) == 1
-
-
-def fill_cache(target: Vocabulary, words: Pair, tokens: list[int], budget: float = 1e6):
-    trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
-    return cache_coverage(words, trie, NgramCache(trie, budget), tokens)
-
-
-def test_the_cache_knows_of_the_second_half_what_was_in_the_first(target: Vocabulary, words: Pair):
-    found = fill_cache(target, words, [ABC, AB, EURO, AB, ABC, AB, ABCAB, EURO])
-    assert (found.entries, found.tokens) == (2, 4)
-    assert (found.direct, found.cached, found.missed) == (1, 2, 1)
-    assert found.bytes > 0
