@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +39,6 @@ from store.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from pipeline.cluster.run import ClusterReplay
-    from pipeline.run.replay import Replay
     from store.log.run_log import Mirror
 
 LOG = logging.getLogger("omnidraft.cli")
@@ -48,6 +46,7 @@ LOG = logging.getLogger("omnidraft.cli")
 MLFLOW = "publish.mlflow_uri"
 API_KEY = "OMNIDRAFT_API_KEY"
 Show = Callable[[Mapping[str, Any]], None]  # prints the summary of a run
+Workers = Mapping[str, Any]  # address and number of workers on a Ray cluster; empty for a run in this process
 RAY = "--ray"
 SEVERAL = "Several machines"  # group of options
 
@@ -102,14 +101,6 @@ ConfigFile = Annotated[
 ]
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", callback=log_details, help=_VERBOSE_HELP)]
-
-
-@dataclass(frozen=True)
-class Several:
-    """Workers on a Ray cluster."""
-
-    address: str
-    workers: int
 
 
 class RayAlone(PlainCommand):
@@ -168,16 +159,16 @@ def replay(
     overrides = overrides_of(replay, locals())
     if workers and not ray:
         raise ConfigError(f"--workers needs --ray, got {workers} workers and no address; try --ray local")
-    several = Several(ray, workers or 1) if ray else None
+    cluster: Workers = {"address": ray, "workers": workers or 1} if ray else {}
     show = (lambda summary: print(json.dumps(summary, indent=2))) if as_json else _print_table
     if resume:
         from store.log.manifest import RunKind
 
         named = last_unfinished((RunKind.REPLAY, RunKind.CLUSTER), runs) if resume == LAST else resume
-        _resume(named, overrides | {"--config": config, "--set": settings}, several, show)
+        _resume(named, overrides | {"--config": config, "--set": settings}, cluster, show)
     else:
         given = read_environment() | parse_settings(settings) | overrides
-        _begin(choose_settings(load(config) if config else Config(), given), runs, several, show)
+        _begin(choose_settings(load(config) if config else Config(), given), runs, cluster, show)
 
 
 def choose_settings(base: Config, given: Mapping[str, object]) -> Config:
@@ -198,18 +189,18 @@ def _print_table(summary: Mapping[str, Any]) -> None:
     Console().print(make_summary_table(summary))
 
 
-def _begin(config: Config, runs: Path, several: Several | None, show: Show) -> None:
+def _begin(config: Config, runs: Path, workers: Workers, show: Show) -> None:
     from pipeline.run.folder import is_unfinished, open_new_run
 
     run_folder, mirror = open_new_run(config.run, runs)
     question = f"{mirror.name} holds a run that is not finished. Resume it, with its own settings?"
     if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
-        _resume(Path(mirror.name), {}, several, show)
+        _resume(Path(mirror.name), {}, workers, show)
     else:
-        _run(config, run_folder, mirror, several, show, resume=False)
+        _run(config, run_folder, mirror, workers, show, resume=False)
 
 
-def _resume(run: Path, overrides: Mapping[str, object], several: Several | None, show: Show) -> None:
+def _resume(run: Path, overrides: Mapping[str, object], workers: Workers, show: Show) -> None:
     """Resume with the settings of the run; only the address of MLflow may differ."""
     from pipeline.run.folder import is_unfinished, open_run, resumed_config
 
@@ -221,16 +212,19 @@ def _resume(run: Path, overrides: Mapping[str, object], several: Several | None,
             f"the run in {mirror.name} is finished: there is nothing to resume; begin another, or send what MLflow has "
             f"not taken with `omnidraft versions sync {shlex.quote(mirror.name)}`"
         )
-    _run(config, run_folder, mirror, several, show, resume=True)
+    _run(config, run_folder, mirror, workers, show, resume=True)
 
 
-def _run(
-    config: Config, run_folder: Path, mirror: "Mirror", several: Several | None, show: Show, *, resume: bool
-) -> None:
+def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, show: Show, *, resume: bool) -> None:
     from pipeline.reports.progress import make_display
+    from pipeline.run.replay import Replay
 
     with status("loading models", is_long=True):
-        prepared = _prepare(config, run_folder, mirror, several, resume)
+        prepared: Replay | ClusterReplay
+        if workers:
+            prepared = _import_cluster()(config, run_folder, **workers, resume=resume, mirror=mirror)
+        else:
+            prepared = Replay(config, run_folder, resume=resume, mirror=mirror)
     with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
     show(summary)
@@ -245,7 +239,7 @@ def _run(
     )
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
     if summary["stopped"]:
-        ray = f" --ray {several.address}" if several else ""
+        ray = f" --ray {workers['address']}" if workers else ""
         LOG.info("resume with: omnidraft replay --resume %s%s", mirror.name, ray)
         raise typer.Exit(130)
     if not summary["totals"]["prompts"]:
@@ -254,32 +248,14 @@ def _run(
     LOG.info("look at it with:\n  %s", "\n  ".join(commands), extra={"commands": commands})
 
 
-def _prepare(
-    config: Config,
-    run_folder: Path,
-    mirror: "Mirror",
-    several: Several | None,
-    resume: bool,
-) -> "Replay | ClusterReplay":
-    if several is None:
-        from pipeline.run.replay import Replay
-
-        return Replay(config, run_folder, config.publish.mlflow_uri, resume=resume, mirror=mirror)
+def _import_cluster() -> "type[ClusterReplay]":
     try:
         from pipeline.cluster.run import ClusterReplay
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise ConfigError("--ray needs the package ray: pip install 'omnidraft[ray]'") from None
-    return ClusterReplay(
-        config,
-        run_folder,
-        config.publish.mlflow_uri,
-        resume=resume,
-        mirror=mirror,
-        address=several.address,
-        workers=several.workers,
-    )
+    return ClusterReplay
 
 
 def serve(

@@ -71,7 +71,7 @@ def train(
     made = make_training_config(logs, given, load(config) if config else None)
     run_folder, mirror = open_new_run(made.run, runs)
     with status("reading the logs and loading models") as show:
-        training = LogTraining(made, logs, run_folder, made.publish.mlflow_uri, newest=newest, mirror=mirror)
+        training = LogTraining(made, logs, run_folder, newest=newest, mirror=mirror)
         summary = training.run(passes, show)
     if as_json:
         print(json.dumps({"run": mirror.name, **summary.to_json()}, indent=2))

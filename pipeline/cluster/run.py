@@ -66,17 +66,14 @@ class ClusterReplay:
         self,
         config: Config,
         run_folder: Path,
-        uri: str | None,
         *,
         resume: bool,
         mirror: Mirror | None = None,
         address: str,
         workers: int,
     ) -> None:
-        self._run, targets = (
-            RunContext(run_folder.resolve(), RunKind.CLUSTER),
-            TargetRouter.parse(config.targets, config.swaps).targets,
-        )
+        self._run = RunContext(run_folder.resolve(), RunKind.CLUSTER)
+        targets = TargetRouter.parse(config.targets, config.swaps).targets
         if mirror and uri_of(Path(mirror.name)):
             raise UsageError(
                 f"a run with --ray must be in a folder that all machines share, got {mirror.name}; name one with --run"
@@ -84,7 +81,7 @@ class ClusterReplay:
         if len(targets) != 1:
             raise UsageError(f"a run with --ray must have one target, got {', '.join(targets)}")
         self._address, self._workers = address, workers
-        self._uri = uri or default_uri(self._run.folder.parent)
+        self._uri = config.publish.mlflow_uri or default_uri(self._run.folder.parent)
         with self._run.acquire(resume=resume):
             if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)

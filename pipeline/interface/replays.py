@@ -169,7 +169,7 @@ def _open_run(
 
 def _run(config: Config, run_folder: Path, mirror: Mirror, progress: bool, *, resume: bool) -> dict[str, Any]:
     with write_log(LogLevel.INFO, as_json=False) if progress else nullcontext():
-        replay = Replay(config, run_folder, config.publish.mlflow_uri, resume=resume, mirror=mirror)
+        replay = Replay(config, run_folder, resume=resume, mirror=mirror)
         expected = replay.total()
         shown = make_display(stderr_console(), perf_counter, expected) if progress else PlainDisplay(perf_counter)
         with shown as display:

@@ -83,7 +83,7 @@ def _edit(run_folder: Path, edit: Callable[[LocalLearner], int]) -> int:
             service.pause(UNSENT_SECONDS)
         return count
     with PlainDisplay(perf_counter) as display:
-        return Replay(config, run_folder, config.publish.mlflow_uri, resume=True).edit_learners(edit, display)
+        return Replay(config, run_folder, resume=True).edit_learners(edit, display)
 
 
 def _read_config(run_folder: Path) -> Config:

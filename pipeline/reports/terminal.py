@@ -18,7 +18,6 @@ from store.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
-    from rich.text import Text
 
 LOG = logging.getLogger("omnidraft.terminal")
 
@@ -30,10 +29,8 @@ FEWEST_JUDGED = 10  # tokens that an acceptance rate in a table is over
 
 @contextmanager
 def new_folder(named: Path) -> Iterator[Path]:
-    """Resolve a new or empty folder that the block may replace by another one.
-
-    Raises:
-        UsageError: it holds files or is where the command runs, or the block cannot write it.
+    """Resolve a new or empty folder that the block may replace by another one. Raises `UsageError` for any other, or if
+    the block cannot write it.
     """
     try:
         folder = named.resolve()
@@ -49,11 +46,7 @@ def new_folder(named: Path) -> Iterator[Path]:
 
 
 def require_file(flag: str, path: Path | None) -> None:
-    """Refuse a file that could not be written after the measurement.
-
-    Raises:
-        UsageError: it is a folder, or its folder does not exist.
-    """
+    """Refuse a file that could not be written after the measurement."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"{flag} must name a file in a folder that exists, got '{path}'")
 
@@ -155,16 +148,15 @@ def _format_number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _format_change(metrics: Mapping[str, Any], key: str, digits: int) -> str:
-    """Format a metric of the first and of the last fifth of the prompts."""
-    return f"{_format_number(metrics['first_fifth'][key], digits)}→{_format_number(metrics['last_fifth'][key], digits)}"
+def _format_change(metrics: Mapping[str, Any], key: str, digits: int, fewest: int = 0) -> str:
+    """Format a metric of the first and of the last fifth of the prompts; one over few judged tokens is left out."""
+    parts = [metrics["first_fifth"], metrics["last_fifth"]]
+    values = (part[key] if part["judged_tokens"] >= fewest else None for part in parts)
+    return "→".join(_format_number(value, digits) for value in values)
 
 
 def _format_acceptance(metrics: Mapping[str, Any]) -> str:
-    """Format the acceptance as `_format_change`; a rate over few tokens is left out."""
-    parts = [metrics["first_fifth"], metrics["last_fifth"]]
-    rates = (part["acceptance_rate"] if part["judged_tokens"] >= FEWEST_JUDGED else None for part in parts)
-    return "→".join(_format_number(rate, 3) for rate in rates)
+    return _format_change(metrics, "acceptance_rate", 3, FEWEST_JUDGED)
 
 
 def _format_numbers(numbers: Sequence[int]) -> str:
@@ -179,11 +171,12 @@ def make_summary_table(summary: Mapping[str, Any]) -> "Group":
     ledger.
     """
     from rich.console import Group
+    from rich.text import Text
 
-    parts: list[Table | Text] = [_make_groups_table(f"run {summary['run']}", "dataset", summary["datasets"])]
+    tables = [_make_groups_table(f"run {summary['run']}", "dataset", summary["datasets"])]
     if len(summary["targets"]) > 1:
-        parts.append(_make_groups_table("by target", "target", summary["targets"]))
-    return Group(*parts, *_list_notes(summary))
+        tables.append(_make_groups_table("by target", "target", summary["targets"]))
+    return Group(*tables, *(Text(note, "italic") for note in _list_notes(summary)))
 
 
 def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "Table":
@@ -212,26 +205,22 @@ def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "
     return table
 
 
-def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
-    from rich.text import Text
-
-    yield Text("acceptance, tokens/forward: first fifth→last fifth of the prompts", "italic")
+def _list_notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    totals = summary["totals"]
+    yield "acceptance, tokens/forward: first fifth→last fifth of the prompts"
     if any("-" in _format_acceptance(metrics) for metrics in summary["datasets"].values()):
-        yield Text(f"acceptance -: fewer than {FEWEST_JUDGED} tokens of the drafter model were judged", "italic")
-    if interval := summary["totals"].get("acceptance_interval"):
-        rate, judged = _format_number(summary["totals"]["acceptance_rate"], 3), summary["totals"]["judged_tokens"]
-        whole = f"acceptance of the drafter model: {rate} ({interval[0]:.2f} to {interval[1]:.2f}, {judged:,} judged)"
-        yield Text(whole, "italic")
-    ledger = summary["totals"]["ledger"]
+        yield f"acceptance -: fewer than {FEWEST_JUDGED} tokens of the drafter model were judged"
+    if interval := totals.get("acceptance_interval"):
+        range_of_rate = f"{interval[0]:.2f} to {interval[1]:.2f}, {totals['judged_tokens']:,} judged"
+        yield f"acceptance of the drafter model: {_format_number(totals['acceptance_rate'], 3)} ({range_of_rate})"
+    ledger = totals["ledger"]
     if ledger["update_seconds"]:
-        spent = _format_number(ledger["update_seconds"] + ledger["recall_seconds"], 1)
-        gained = _format_number(ledger["tokens_gained"], 0)
-        saved = _format_number(ledger["seconds_saved"], 1)
-        waited = _format_number(ledger["waited_seconds"], 1)
-        yield Text(f"learning: {spent} s ({waited} s waited for), {gained} tokens gained, worth {saved} s", "italic")
-    if share := summary["totals"].get("lookup_share"):
-        rate = _format_number(summary["totals"]["lookup_acceptance_rate"], 3)
-        yield Text(f"own text and memory: {share:.1%} of the target forwards, acceptance {rate}", "italic")
+        spent = f"{ledger['update_seconds'] + ledger['recall_seconds']:,.1f} s"
+        gained, saved = _format_number(ledger["tokens_gained"], 0), _format_number(ledger["seconds_saved"], 1)
+        waited = f"{ledger['waited_seconds']:,.1f} s waited for"
+        yield f"learning: {spent} ({waited}), {gained} tokens gained, worth {saved} s"
+    if share := totals.get("lookup_share"):
+        rate = _format_number(totals["lookup_acceptance_rate"], 3)
+        yield f"own text and memory: {share:.1%} of the target forwards, acceptance {rate}"
     if summary["rejected_rows"]:
-        line = f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
-        yield Text(line, "italic")
+        yield f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"

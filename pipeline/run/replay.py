@@ -40,7 +40,6 @@ class Replay:
     Args:
         config: all settings; of a resumed run, those that it began with.
         run_folder: where everything goes; new or empty, or that of an unfinished run.
-        uri: of the MLflow store, for `models:/` names and for publishing; None is the local one next to the run.
         resume: resume the unfinished run in the folder from its last commit.
         mirror: what its commits are copied to, if to anywhere.
 
@@ -49,17 +48,9 @@ class Replay:
         CorruptError: the checkpoint is not what was committed.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        run_folder: Path,
-        uri: str | None,
-        *,
-        resume: bool = False,
-        mirror: Mirror | None = None,
-    ) -> None:
+    def __init__(self, config: Config, run_folder: Path, *, resume: bool = False, mirror: Mirror | None = None) -> None:
         self._run = RunContext(run_folder, RunKind.REPLAY, mirror)
-        self._uri = uri or mlflow_of(self._run.name)
+        self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=resume):
             if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)

@@ -117,13 +117,12 @@ class LogTraining:
         config: Config,
         logs: Sequence[Path],
         run_folder: Path,
-        uri: str | None,
         *,
         newest: int | None = None,
         mirror: Mirror | None = None,
     ) -> None:
         self._run = RunContext(run_folder, RunKind.TRAINING, mirror)
-        self._uri = uri or mlflow_of(self._run.name)
+        self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=False):
             if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)

@@ -161,7 +161,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, question
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert not (killed / "summary.json").exists()
     with PlainDisplay(lambda: 0.0) as display:
-        Replay(config, killed, None, resume=True).run(display)
+        Replay(config, killed, resume=True).run(display)
     for table in ("decisions", "prompts", "updates"):
         assert rows_of(killed, table) == rows_of(tmp_path / "whole", table), table
 

@@ -37,7 +37,7 @@ def config_of(pair: TinyPair, **changes: Any) -> Config:
 def run_replay(config: Config, folder: Path) -> dict[str, Any]:
     """The summary of a whole run."""
     with PlainDisplay(perf_counter) as display:
-        return Replay(config, folder, config.publish.mlflow_uri).run(display)
+        return Replay(config, folder).run(display)
 
 
 def table_of(run: Path, table: str) -> pa.Table:

@@ -75,7 +75,7 @@ def replay_on_cluster(
 ) -> tuple[dict, RecordingDisplay]:
     """Run a replay with several workers. Returns its summary and its display."""
     display = display or RecordingDisplay()
-    prepared = ClusterReplay(config, run, None, resume=resume, address=address, workers=workers)
+    prepared = ClusterReplay(config, run, resume=resume, address=address, workers=workers)
     with collect_messages() as display.notes:
         return prepared.run(display), display
 

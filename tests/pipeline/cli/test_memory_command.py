@@ -39,7 +39,7 @@ def stopped(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
     """A run that was stopped after six prompts."""
     folder = tmp_path / "stopped"
     with StoppingDisplay(6) as display:
-        summary = Replay(config_of(tiny_pair, **CHANGES), folder, None).run(display)
+        summary = Replay(config_of(tiny_pair, **CHANGES), folder).run(display)
     assert summary["stopped"]
     return folder
 

@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from pipeline.cli import run
-from pipeline.cli.run import RayAlone, Several
+from pipeline.cli.run import RayAlone, Workers
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ from pipeline.cli.run import RayAlone, Several
     ],
 )
 def test_ray_alone_is_a_cluster_of_its_own(words: list[str], address: str | None, monkeypatch: pytest.MonkeyPatch):
-    begun: list[Several | None] = []
-    monkeypatch.setattr(run, "_begin", lambda config, runs, several, show: begun.append(several))
+    begun: list[Workers] = []
+    monkeypatch.setattr(run, "_begin", lambda config, runs, workers, show: begun.append(workers))
     app = typer.Typer()
     app.command(cls=RayAlone)(run.replay)
     assert CliRunner().invoke(app, words).exit_code == 0
     workers = 2 if "--workers" in words else 1
-    assert begun == [Several(address, workers) if address else None]
+    assert begun == [{"address": address, "workers": workers} if address else {}]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from event_making import make_completed
 
-from pipeline.cli.run import Several, _prepare
+from pipeline.cli.run import _import_cluster
 from pipeline.cluster.learner import LearnerReport
 from pipeline.cluster.worker import WorkerReport, WorkerSetup
 from pipeline.cluster.worker_pool import (
@@ -24,7 +24,6 @@ from pipeline.cluster.worker_pool import (
 )
 from pipeline.config.settings import Config
 from store.errors import ConfigError, RunError
-from store.log.run_log import NoMirror
 
 NOTHING = LearnerReport((), has_weights=False)
 
@@ -174,9 +173,9 @@ def test_no_message_comes_from_a_lost_worker(pool, actors):
     assert (pool.workers, pool.wait(0.0)) == ([], [])
 
 
-def test_a_missing_ray_is_reported_with_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_ray_is_reported_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch):
     for name in ("pipeline.cluster.ray_backend", "pipeline.cluster.run"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'omnidraft\[ray\]'"):
-        _prepare(Config(), tmp_path / "run", NoMirror(tmp_path / "run"), Several("local", 2), resume=False)
+        _import_cluster()

@@ -47,7 +47,7 @@ class StoppingDisplay(PlainDisplay):
 def make_stopped(pair: TinyPair, folder: Path, **changes: object) -> Path:
     """Make a run that was stopped after eight prompts."""
     with StoppingDisplay(8) as display:
-        assert Replay(config_of(pair, **LEARNING | changes), folder, None).run(display)["stopped"]
+        assert Replay(config_of(pair, **LEARNING | changes), folder).run(display)["stopped"]
     return folder
 
 

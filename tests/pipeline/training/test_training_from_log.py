@@ -96,7 +96,7 @@ def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
     config = make_training_config([run], {"learn.interval": 4})
     assert config.targets == (str(tiny_pair.target),)
     lines: list[str] = []
-    summary = LogTraining(config, [run], tmp_path / "training", config.publish.mlflow_uri).run(3, lines.append)
+    summary = LogTraining(config, [run], tmp_path / "training").run(3, lines.append)
     assert (summary.texts, summary.left_out, summary.stopped) == (20, {}, False)
     assert max(summary.acceptance) > summary.acceptance[0] + 0.02
     assert 2 <= len(summary.acceptance) <= 4
