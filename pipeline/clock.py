@@ -4,11 +4,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Seconds that a run has been running, summed over its resumptions.
-
-    Args:
-        seconds: a monotonic clock.
-    """
+    """Seconds that a run has been running, summed over its resumptions."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds, self._began = seconds, seconds()

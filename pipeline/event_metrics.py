@@ -11,7 +11,6 @@ class EventMetrics:
 
     Args:
         model: the target's name; a label of every metric, as in vLLM.
-        registry: where the counters are registered.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:

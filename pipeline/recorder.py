@@ -100,9 +100,7 @@ class Recorder:
     """Makes events of what the loop sees.
 
     Args:
-        target: the target's name.
         bytes_of: bytes of a target id, None for special ones.
-        decode: text of target ids.
         text: whether events hold text. Without it both texts of a prompt are empty and the bytes of all tokens None;
             their ids stay.
     """

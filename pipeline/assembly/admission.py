@@ -21,11 +21,7 @@ BUILTIN = "builtin:"
 
 
 class Admission:
-    """Encodes the prompts of one target as configured, and makes sequences of them.
-
-    Raises:
-        ConfigError: prompts are to be chat prompts, but there is no template that can be used.
-    """
+    """Encodes the prompts of one target as configured, and makes sequences of them."""
 
     def __init__(self, config: Config, models: Models) -> None:
         self._config, self._models, self._chat = config, models, None
@@ -45,11 +41,7 @@ class Admission:
         self._continued = [name for name in builtin if name in TEXT_STREAMS] if settings.chat == "auto" else []
 
     def encode(self, prompt: PromptReceived) -> Ids:
-        """Return the target's ids, and the pieces that the drafter reads.
-
-        Raises:
-            ConfigError: the template makes no prompt of the text.
-        """
+        """Return the target's ids, and the pieces that the drafter reads."""
         models = self._models
         if self._chat and prompt.dataset not in self._continued:
             tokens, pieces = self._chat.encode(prompt.text)

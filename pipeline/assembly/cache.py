@@ -20,9 +20,6 @@ def make_cache(settings: CacheSettings, mode: Mode, models: DrafterModels, trie:
     """An n-gram cache over the direct maps of `trie`, with what was saved with the drafter.
 
     With the policy `off`, or in a mode without n-grams, one that keeps nothing.
-
-    Raises:
-        CorruptError: if the saved n-grams cannot be read, or are not those of their pair of vocabularies.
     """
     if not mode.ngrams or settings.policy == "off":
         return NgramCache(trie, 0)

@@ -93,11 +93,7 @@ def locate(name: str, uri: str, fetched: Path) -> str:
 
 
 def pin_version(name: str, uri: str) -> str:
-    """The name of one version for good: an alias may move while a run lasts. Other names are what they are.
-
-    Raises:
-        ModelError: no version has the alias.
-    """
+    """The name of one version for good: an alias may move while a run lasts. Other names are what they are."""
     reference = Reference.parse(name) if name.startswith("models:/") else None
     if reference is None or reference.alias is None:
         return name
@@ -108,9 +104,6 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     """Load a drafter with the adapter that it was saved with merged, unless each target is to have one of its own.
 
     Its rows are still to be required, once the threads of the run are set.
-
-    Raises:
-        ModelError: see `load_model`.
     """
     learn, folder = config.learn, Path(source)
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
@@ -132,14 +125,9 @@ def load_models(
     """Load the drafter and every target once, in the order in which they are named, swapped-in ones included.
 
     Args:
-        config: names and types.
         uri: of the registry for `models:/` names.
         fetched: what comes from the registry is copied below it.
         measurements: where it is remembered what is fastest here, and what passes cost; by default on this machine.
-
-    Raises:
-        ModelError, VocabularyError: see there.
-        ConfigError: a swap cannot be read, or weights in int8 or int4 are wanted of a device without kernels for them.
     """
     device = pick_device(config.device)
     quantised = {config.weights, config.draft.weights} & {"int8", "int4", "codes", "codes8"}

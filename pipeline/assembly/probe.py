@@ -73,8 +73,6 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     numbers, and leaves rows, kernels and costs of the run alone.
 
     Args:
-        config: of the run.
-        models: one target with the drafter, no rows admitted.
         costs: measured when the run began, in seconds; without them no tokens per second are given.
     """
     return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))

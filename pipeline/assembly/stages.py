@@ -85,8 +85,6 @@ def make_drafting(
     """The stages of a block over loaded models. The forward passes and costs in use are logged as details.
 
     Args:
-        config: all settings.
-        models: one target with the drafter.
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
         preamble: ids of the target and of the drafter with which prompts begin.
         teacher: selects soft targets; by default as configured, if anything learns.

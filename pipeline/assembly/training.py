@@ -48,9 +48,6 @@ def make_distillers(
     """One per target. Targets that share the drafter's weights share their learner.
 
     Args:
-        config: all settings.
-        targets: the drafter for each target.
-        heads: of the targets.
         cost: see `piece_cost`.
         yield_cpu: called between the parts of an update.
         background: whether updates are computed on a thread of their own; those of adapters never are.
@@ -112,7 +109,6 @@ def piece_cost(costs: str | float, targets: Sequence[Models]) -> float:
 
     Args:
         costs: the setting `draft.costs`; what is no number is estimated from sizes here.
-        targets: with the drafter.
     """
     if isinstance(costs, float):
         return TRAIN_SHARE * costs

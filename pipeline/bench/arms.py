@@ -116,16 +116,7 @@ class Arms:
 
 
 def make_arms(config: Config, scratch: Path, report: Callable[[str], None]) -> Arms:
-    """Load the models once for all arms; a drafter that learns, and `transformers`, have weights of their own.
-
-    Args:
-        config: names one target.
-        scratch: an empty folder for logs and downloaded models.
-        report: called with each step.
-
-    Raises:
-        ModelError, VocabularyError: as `load_models`.
-    """
+    """Load the models once for all arms; a drafter that learns, and `transformers`, have weights of their own."""
     config = config.with_overrides({"publish.enabled": False})
     models = load_only_target(config, scratch / "models")
     arms: dict[str, Arm] = {}

@@ -100,8 +100,6 @@ def compare_arms(config: Config, rounds: int, limit: int, report: Callable[[str]
     """Load the models and measure all arms on up to `limit` prompts, in `rounds` rounds, or in one per prompt.
 
     Raises:
-        UsageError: there are several targets.
-        SourceError: the sources have no two prompts that fit the models.
         KeyboardInterrupt: on Ctrl-C before all arms have finished a round. Later, only finished rounds count.
     """
     if len(config.targets) > 1 or config.swaps:
@@ -145,9 +143,6 @@ def choose_prompts(
 
     Returns:
         both, and the number of rows that were left out. Of few prompts one warms up, so that the others are timed.
-
-    Raises:
-        SourceError: there are no two such prompts.
     """
     chosen: list[PromptReceived] = []
     rejected = 0
@@ -183,11 +178,7 @@ def split(prompts: Sequence[PromptReceived], rounds: int) -> list[Sequence[Promp
 def run_rounds(
     arms: Mapping[str, Arm], chunks: Sequence[Sequence[PromptReceived]], report: Callable[[str], None]
 ) -> dict[str, list[Round]]:
-    """Let the arms complete every chunk in turn. After Ctrl-C the rounds that all arms have finished are returned.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C before all arms have finished one.
-    """
+    """Let the arms complete every chunk in turn. After Ctrl-C the rounds that all arms have finished are returned."""
     found: dict[str, list[Round]] = {name: [] for name in arms}
     try:
         for number, chunk in enumerate(chunks):

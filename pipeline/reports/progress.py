@@ -35,12 +35,7 @@ STYLES = {Origin.ACCEPTED: "green", Origin.RESIDUAL: "yellow", Origin.BONUS: "cy
 
 
 class Display:
-    """Sees every event of a run, in order, and counts; a context manager around the run.
-
-    Args:
-        clock: returns the time in seconds.
-        total: expected number of prompts, None if unknown.
-    """
+    """Sees every event of a run, in order, and counts; a context manager around the run."""
 
     def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
         self._clock, self._began, self._total = clock, clock(), total

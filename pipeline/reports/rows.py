@@ -41,11 +41,7 @@ class RowFormat(StrEnum):
 
 
 def print_rows(rows: "pa.Table", output: RowFormat) -> None:
-    """Print rows. More rows than the format's limit are left out with a warning.
-
-    Raises:
-        QueryError: a date or a time cannot be printed, or columns of the same name are to be JSON.
-    """
+    """Print rows. More rows than the format's limit are left out with a warning."""
     match output:
         case RowFormat.TABLE:
             _print_table(rows)
@@ -193,11 +189,7 @@ def _print_json(rows: "pa.Table") -> None:
 
 
 def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:
-    """Convert rows to JSON objects.
-
-    Raises:
-        QueryError: two columns have the same name, or a date or a time has no form.
-    """
+    """Convert rows to JSON objects."""
     names = rows.schema.names
     if len(set(names)) != len(names):
         raise QueryError(f"columns must have different names for json, got {', '.join(names)}; give them aliases")

@@ -96,7 +96,6 @@ def status(text: str = "", *, is_long: bool = False) -> Iterator[Callable[[str],
     """Show a transient line on standard error while the block runs. Yields a function that changes its text.
 
     Args:
-        text: the line.
         is_long: log the text where standard error is no terminal, so that a pipe is not silent for long.
     """
     if is_long and not stderr_console().is_terminal:

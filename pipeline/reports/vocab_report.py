@@ -164,12 +164,7 @@ def _describe_special(special: SpecialMapping, drafter: Vocabulary) -> MappedSpe
 
 
 def make_report(config: Config) -> VocabularyReport:
-    """Make the report of the first target and the drafter on the text of the sources. No weights are read.
-
-    Raises:
-        ModelError, VocabularyError: as when models are loaded.
-        SourceError: the sources cannot be read, or hold no prompt.
-    """
+    """Make the report of the first target and the drafter on the text of the sources. No weights are read."""
     sources = open_sources(config.sources, config.source, seed=config.seed)
     texts = [event.text for event in stream(sources) if isinstance(event, PromptReceived)]
     if not texts:

@@ -38,7 +38,6 @@ class RunContext:
 
     Args:
         folder: folder of the run, or of one of its partitions.
-        kind: kind of the run.
         mirror: copy of the commits on an object store; None if there is none.
     """
 
@@ -58,10 +57,6 @@ class RunContext:
     def acquire(self, *, resume: bool) -> Iterator[None]:
         """Hold the run while models are loaded: a run to resume is locked and its checkpoint read; of a new run nothing
         is written yet.
-
-        Raises:
-            RunError: the folder is not free, another process writes it, or the run is of another kind.
-            CorruptError: the checkpoint is not what was committed.
         """
         self._resume = resume
         try:
@@ -108,13 +103,7 @@ class RunContext:
                 self.log.close()
 
     def connect(self, config: Config, uri: str, datasets: Sequence[tuple[str, str]]) -> None:
-        """Send versions and curves to MLflow after each commit from now on, unless nothing is published.
-
-        Args:
-            config: all settings.
-            uri: of the MLflow store.
-            datasets: name and source of each.
-        """
+        """Send versions and curves to MLflow after each commit from now on, unless nothing is published."""
         if config.publish.enabled:
             run_folder = self.folder.parents[1] if self.folder.parent.name == PARTITIONS else self.folder
             describe_run(config, run_folder, datasets, read_manifest(self.folder))

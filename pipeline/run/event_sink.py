@@ -33,8 +33,6 @@ class EventSink:
     """Receives every event of a run, in order. Used by one thread.
 
     Args:
-        log: the token log.
-        show: called with each event at once.
         text: whether the log may quote rejected source rows.
         whole: whether the log receives the events of a prompt only when it is completed.
     """

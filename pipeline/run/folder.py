@@ -34,11 +34,6 @@ def new_run_folder(runs: Path, now: time.struct_time) -> Path:
 def open_run(run: Path, *, new: bool = False) -> tuple[Path, Mirror]:
     """Return the working folder and the mirror of a run, given its folder or its URI on an object store. The commits on
     the object store are downloaded.
-
-    Raises:
-        RunError: another process of this machine works on it, the place cannot be one of a run, or it holds a finished
-            one and `new` requires another.
-        OmnidraftError: the store does not answer, or what is there is damaged (`CorruptError`).
     """
     folder, mirror = place_of(run)
     if uri_of(run):
@@ -64,14 +59,8 @@ def resumed_config(run_folder: Path, name: str, overrides: Mapping[str, object],
     """Return the settings of a resumed run: those that it began with, except for the address of MLflow.
 
     Args:
-        run_folder: of the run.
-        name: of the run, for messages.
         overrides: settings by dotted keys that take the place of the run's own.
         section: of settings that may change as well.
-
-    Raises:
-        ConfigError: another setting is overridden.
-        RunError: the folder holds no run.
     """
     foreign = [key for key in overrides if key != MLFLOW and not (section and key.startswith(f"{section}."))]
     if foreign:
@@ -117,10 +106,6 @@ def is_unfinished(run_folder: Path) -> bool:
     """Return whether the folder holds a run that can be resumed.
 
     Nothing is written: a run with a lost manifest is refused before its folder is locked or a model is loaded.
-
-    Raises:
-        RunError: as `read_manifest` of a manifest that is there.
-        CorruptError: as well, and where the manifest of the run or of one of its partitions is lost.
     """
     if not (run_folder / CONFIG).is_file():
         return False

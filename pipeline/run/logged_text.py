@@ -20,11 +20,7 @@ class LoggedText(NamedTuple):
 
 
 def read_logged_text(run_folder: Path, offset: int) -> LoggedText:
-    """Return the tokens of a prompt and of its completion. The prompt is tokenised again, so models are loaded.
-
-    Raises:
-        RunError: the log has no such prompt, or was written without text.
-    """
+    """Return the tokens of a prompt and of its completion. The prompt is tokenised again, so models are loaded."""
     with LogReader([run_folder]) as log:
         prompts = log.select(
             f'SELECT target, dataset, prompt_id, prompt_text FROM prompts WHERE "offset" = {offset}', 1

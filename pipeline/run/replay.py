@@ -40,12 +40,6 @@ class Replay:
     Args:
         config: all settings; of a resumed run, those that it began with.
         run_folder: where everything goes; new or empty, or that of an unfinished run.
-        resume: resume the unfinished run in the folder from its last commit.
-        mirror: what its commits are copied to, if to anywhere.
-
-    Raises:
-        UsageError: for anything that cannot work.
-        CorruptError: the checkpoint is not what was committed.
     """
 
     def __init__(self, config: Config, run_folder: Path, *, resume: bool = False, mirror: Mirror | None = None) -> None:

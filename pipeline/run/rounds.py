@@ -98,9 +98,6 @@ class LoopInRounds:
 
     Args:
         models: the target and the drafter; nothing else uses them while a round runs.
-        config: all settings.
-        folder: folder for versions, if they are published.
-        keep: makes the records of the loop.
     """
 
     def __init__(
@@ -142,11 +139,7 @@ class LoopInRounds:
 
 
 def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
-    """Return the emitted target ids per prompt.
-
-    Raises:
-        SourceError: a prompt does not fit the models.
-    """
+    """Return the emitted target ids per prompt."""
     emitted: dict[int, list[int]] = {prompt.offset: [] for prompt in prompts}
     for event in events:
         if isinstance(event, PromptRejected):

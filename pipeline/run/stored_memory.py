@@ -24,12 +24,7 @@ class StoredMemory:
 
 
 def read_memories(run_folder: Path) -> list[StoredMemory]:
-    """Return the memories of a run: of its checkpoint if it can be resumed, else of the newest version of each target.
-
-    Raises:
-        RunError: the run has neither.
-        CorruptError: a file is not as it was written.
-    """
+    """Return the memories of a run: of its checkpoint if it can be resumed, else of each target's newest version."""
     checkpoint = read_manifest(run_folder).checkpoint
     if checkpoint:
         state = read_snapshot(read_checkpoint(run_folder, checkpoint))
@@ -67,17 +62,7 @@ def _read_versions(run_folder: Path) -> list[StoredMemory]:
 
 
 def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> None:
-    """Edit the memories in the checkpoint of a run that is not running, and remove the old checkpoint.
-
-    Args:
-        run_folder: of a run that can be resumed.
-        edit: changes a target's table in place.
-
-    Raises:
-        RunError: a process runs the run, or it has no checkpoint.
-        CorruptError: the checkpoint is not as it was written.
-        OSError: the folder cannot be written; the old checkpoint is then intact.
-    """
+    """Edit the memories in the checkpoint of a run that is not running, and remove the old checkpoint."""
     with RunLock(run_folder):
         checkpoint = read_manifest(run_folder).checkpoint
         if checkpoint is None:

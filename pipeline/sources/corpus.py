@@ -146,9 +146,6 @@ def stream(kind: str, seed: int = 0) -> list[Passage]:
     """Return the passages of a built-in stream (`docs`, `code` or `questions`), shuffled by `seed`.
 
     Prompts longer than 700 characters are left out: the built-in models have a context of 1,024 tokens.
-
-    Raises:
-        KeyError: for another kind.
     """
     if kind == "questions":
         numbered = enumerate(make_questions(seed, QUESTIONS))

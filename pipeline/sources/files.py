@@ -169,11 +169,7 @@ class DelimitedRows(Rows):
 
 
 def open_file(path: Path) -> Rows:
-    """Open a file by its suffix.
-
-    Raises:
-        SourceError: the suffix is unknown, or the file cannot be read.
-    """
+    """Open a file by its suffix."""
     try:
         match path.suffix.lower():
             case ".parquet":

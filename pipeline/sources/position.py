@@ -13,11 +13,7 @@ T = TypeVar("T")
 
 
 class SourcePosition:
-    """A source stream that records its position and a digest, so that a resumed run can check that it reads the same.
-
-    Args:
-        events: the stream from its beginning.
-    """
+    """A source stream that records its position and a digest: a resumed run checks that it reads the same."""
 
     def __init__(self, events: Iterator[PromptReceived | PromptRejected]) -> None:
         self._events, self._taken, self._digest = events, 0, ""
@@ -65,7 +61,6 @@ class Prefetcher(Generic[T]):
     """Prefetches a source on a background thread. Used by one other thread.
 
     Args:
-        events: the source; it is read on the other thread.
         limit: most events that are held ready.
     """
 

@@ -68,11 +68,7 @@ class Condition:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse `column=value` or `column!=value`.
-
-        Raises:
-            ConfigError: the text has neither form.
-        """
+        """Parse `column=value` or `column!=value`."""
         column, sign, value = text.partition("=")
         equal = not column.endswith("!")
         column = column if equal else column[:-1]
@@ -96,11 +92,7 @@ class PromptRule:
 
     @classmethod
     def from_settings(cls, options: SourceSettings) -> Self:
-        """Make the rule that the settings describe.
-
-        Raises:
-            ConfigError: a condition or the template cannot be parsed.
-        """
+        """Make the rule that the settings describe."""
         fields = (options.prompt_field,) if options.prompt_field else USUAL_FIELDS
         template = (("", PROMPT),) if options.template is None else _parse_template(options.template)
         return cls(fields, template, tuple(Condition.from_text(text) for text in options.where))
@@ -111,11 +103,7 @@ class PromptRule:
         return {*self.fields, *self._list_other_columns(), *ID_COLUMNS, TARGET}
 
     def narrow_to(self, columns: Collection[str], place: str) -> Self:
-        """Return the rule for rows of `place` that have these columns: one prompt field for all of them.
-
-        Raises:
-            SourceError: a column that the rule needs is not among them.
-        """
+        """Return the rule for rows of `place` that have these columns: one prompt field for all of them."""
         for column in self._list_other_columns():
             if column not in columns:
                 raise SourceError(

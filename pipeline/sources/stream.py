@@ -100,11 +100,7 @@ def total(sources: Sequence[Source]) -> int | None:
 
 
 def stream(sources: Iterable[Source]) -> Iterator[PromptReceived | PromptRejected]:
-    """Yield the events of the sources one after another, prompts numbered from 0 across all of them.
-
-    Raises:
-        SourceError: a source breaks off.
-    """
+    """Yield the events of the sources one after another, prompts numbered from 0 across all of them."""
     offset = 0
     for source in sources:
         for event in source.read(offset):
@@ -127,14 +123,9 @@ def open_source(spec: str, options: SourceSettings, *, seed: int = 0, targets: S
     It names a file, `-`, `hf://owner/dataset[/config]:split`, `ray:PATH`, `kafka://HOST:PORT/TOPIC` or `builtin:NAME`.
 
     Args:
-        spec: the source. A file's dataset is its stem.
         options: how rows become prompts. Columns are checked here wherever they are known before reading.
         seed: shuffles the built-in streams.
         targets: the run's targets; where there are several, a row may name its own.
-
-    Raises:
-        SourceError: there is no such source, it cannot be read, or it lacks a column that the options name.
-        ConfigError: the template or a condition cannot be parsed.
     """
     rule = PromptRule.from_settings(options)
     dataset, rows = _open_rows(spec, seed)
@@ -187,9 +178,6 @@ def require_prompt(
     """Read up to the first usable prompt. Returns an iterator over all events from the first one on.
 
     `fault_of`: returns the reason for which a prompt cannot be used, None for a usable one.
-
-    Raises:
-        SourceError: a source breaks off, or none of the events is a usable prompt.
     """
     read: list[PromptReceived | PromptRejected] = []
     first: tuple[str, str] | None = None  # where the first row is that is no prompt, and why
