@@ -74,6 +74,24 @@ def test_prompts_are_chat_prompts_but_for_texts_to_continue(
     assert read(config_with(*sources, chat=chat), with_template(models), dataset) == expected
 
 
+@pytest.mark.parametrize(
+    ("sources", "chat", "line"),
+    [
+        ((QUESTIONS,), "auto", "prompts are put into the chat template of tiny; --no-chat completes them as text"),
+        ((QUESTIONS,), True, "prompts are put into the chat template of tiny"),
+        ((DOCS,), "auto", "built-in prompts are completed as text; --chat puts them into the chat template of tiny"),
+        (
+            (DOCS, QUESTIONS),
+            "auto",
+            "the other prompts are put into the chat template of tiny; builtin:docs is completed as text",
+        ),
+    ],
+)
+def test_the_line_of_the_start_says_what_is_done(models: Models, sources: tuple[str, ...], chat: Any, line: str):
+    admission = Admission(config_with(*sources, chat=chat), replace(with_template(models), name="tiny"))
+    assert admission.describe() == f"chat: {line}"
+
+
 def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Path):
     assert read(config_with(QUESTIONS), models, "questions") == PLAIN
     assert Admission(config_with(QUESTIONS), models).describe() is None

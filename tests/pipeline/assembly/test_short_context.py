@@ -10,7 +10,7 @@ import pytest
 from replaying import config_of, run_replay, table_of
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.assembly.admission import Admission
+from pipeline.assembly.admission import Admission, find_fault
 from pipeline.assembly.models import Models, load_models
 from store.events import PromptReceived
 
@@ -45,6 +45,26 @@ def test_the_target_reads_all_and_the_drafter_the_end(models: Models, pair: Tiny
     assert row.pieces == pieces[-len(row.pieces) :]
     short = Admission(config_of(pair), models).admit(prompt_of("Ann has"))
     assert short.pieces == models.drafter_vocabulary.encode("Ann has"), "BOS included"
+
+
+def test_prompts_that_begin_alike_are_cut_alike(models: Models):
+    """They share keys and values: the beginning of what is read moves by quarters of the context."""
+    begins = [models.clip_prompt(list(range(length)))[0] for length in range(1, 61)]
+    assert begins == [0] * 20 + [10] * 10 + [20] * 10 + [30] * 10 + [40] * 10
+
+
+def test_a_prompt_that_the_target_cannot_complete_is_refused(models: Models, pair: TinyPair):
+    most = models.target.max_length - config_of(pair).sampling.max_new_tokens - 1
+    words = LONG.split()
+    texts = [" ".join((words * most)[:number]) for number in range(most // 2, most + 1)]
+    admission = Admission(config_of(pair), models)
+    fits = [text for text in texts if len(models.target_vocabulary.encode(text)) <= most]
+    assert len(admission.admit(prompt_of(fits[-1])).tokens) <= most
+    refused = next(text for text in texts if len(models.target_vocabulary.encode(text)) > most)
+    fault = find_fault(prompt_of(refused), [admission])
+    assert fault is not None
+    assert fault.startswith(f"the prompt p must have 1 to {most} of the target's tokens, got ")
+    assert find_fault(prompt_of("Ann has"), [admission]) is None
 
 
 def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decoding(pair: TinyPair, tmp_path: Path):
