@@ -11,6 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import compiled_code
 import mlflow_tables
@@ -19,6 +20,11 @@ import warm_python
 from constants import ALWAYS, constants
 from hypothesis import settings
 from loopback import LoopbackBroker
+
+if TYPE_CHECKING:
+    from published_pair import Published
+    from replaying import Command
+    from tiny_pair import TinyPair, TinyTrio
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
@@ -124,6 +130,43 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _mlflow_tables_are_copied() -> None:
     mlflow_tables.copy_tables()  # nothing before MLflow is loaded, which a test may do for all that follow
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> "TinyPair":
+    """Tiny models, made once for all processes of tests."""
+    from tiny_pair import make_pair  # which takes seconds to import, as those below
+
+    return make_pair(shared_folder(tmp_path_factory) / "tiny-pair")
+
+
+@pytest.fixture(scope="session")
+def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> "TinyTrio":
+    from tiny_pair import make_trio
+
+    return make_trio(shared_folder(tmp_path_factory) / "tiny-pair")
+
+
+@pytest.fixture
+def builtin_pair(tiny_pair: "TinyPair", monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny pair in the place of the built-in models, so that documents that name those run quickly."""
+    paths = {"drafter-1.6m": tiny_pair.drafter}
+    monkeypatch.setattr("pipeline.models.catalog.path_of", lambda name: paths.get(name, tiny_pair.target))
+
+
+@pytest.fixture(scope="session")
+def published(tiny_pair: "TinyPair", tmp_path_factory: pytest.TempPathFactory) -> "Published":
+    from published_pair import publish
+
+    return publish(tiny_pair, tmp_path_factory.getbasetemp() / "published")
+
+
+@pytest.fixture
+def omnidraft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Command":
+    """`omnidraft`, typed in this process."""
+    from replaying import Command
+
+    return Command(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ class Published:
 
 
 @cache
-def _make(pair: TinyPair, runs: Path) -> Published:
+def publish(pair: TinyPair, runs: Path) -> Published:
+    """Publish the versions of a run below a folder."""
     publishing = {"publish__enabled": True, "publish__interval": 8, "publish__name": MODEL}
     config = config_of(pair, **publishing, learn__rate=2e-2)
     with constants(gate_every=NO_GATE):
@@ -47,4 +48,4 @@ def _make(pair: TinyPair, runs: Path) -> Published:
 
 @pytest.fixture(scope="session")
 def published(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return _make(tiny_pair, tmp_path_factory.getbasetemp() / "published")
+    return publish(tiny_pair, tmp_path_factory.getbasetemp() / "published")

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from filelock import FileLock
 
 from benchmarks.model_building import recipes
 from benchmarks.model_building.pretrain import Recipe
@@ -70,19 +70,22 @@ def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> 
             recipes.build(tiny_model(name), Path(), folder, lambda step, loss: None)
 
 
-@cache
-def _make_pair(folder: Path) -> TinyPair:
-    folder.mkdir()
-    build_models(folder)
-    sums = write_prompts(folder / "sums.jsonl", sentences(300, 310))
-    more = write_prompts(folder / "more.jsonl", sentences(400, 410))
-    return TinyPair(folder / "target", folder / "drafter", sums, more)
+def make_pair(folder: Path) -> TinyPair:
+    """Make the pair in a folder, unless it is there."""
+    pair = TinyPair(folder / "target", folder / "drafter", folder / "sums.jsonl", folder / "more.jsonl")
+    with FileLock(f"{folder}.lock"):
+        if not pair.more.exists():
+            folder.mkdir()
+            build_models(folder)
+            write_prompts(pair.sums, sentences(300, 310))
+            write_prompts(pair.more, sentences(400, 410))
+    return pair
 
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     """The pair, made once even where several test files import this."""
-    return _make_pair(tmp_path_factory.getbasetemp() / "tiny-pair")
+    return make_pair(tmp_path_factory.getbasetemp() / "tiny-pair")
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,17 @@ class TinyTrio:
         return str(self.pair.target), str(self.other)
 
 
-@cache
-def _make_trio(folder: Path) -> TinyTrio:
-    pair = _make_pair(folder)
-    build_models(folder, ("other",))
-    return TinyTrio(pair, folder / "other")
+def make_trio(folder: Path) -> TinyTrio:
+    """Make the trio next to its pair, unless it is there."""
+    trio, done = TinyTrio(make_pair(folder), folder / "other"), folder / "other.done"
+    with FileLock(f"{folder}.lock"):
+        if not done.exists():
+            build_models(folder, ("other",))
+            done.touch()
+    return trio
 
 
 @pytest.fixture(scope="session")
 def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> TinyTrio:
     """The trio, made once."""
-    return _make_trio(tmp_path_factory.getbasetemp() / "tiny-pair")
+    return make_trio(tmp_path_factory.getbasetemp() / "tiny-pair")

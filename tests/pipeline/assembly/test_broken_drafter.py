@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from replaying import config_of, run_replay, table_of
 from safetensors.torch import load_file, save_file
-from tiny_pair import TinyPair, tiny_pair
-
-__all__ = ["tiny_pair"]  # a fixture
+from tiny_pair import TinyPair
 
 
 def damage(model: Path, folder: Path, value: float) -> Path:

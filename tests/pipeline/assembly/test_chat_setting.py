@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from replaying import config_of, run_replay, table_of
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_models
@@ -24,7 +24,7 @@ QUESTIONS, DOCS = "questions.jsonl", "builtin:docs"
 
 
 @pytest.fixture
-def models(tiny_pair: TinyPair, tmp_path: Path) -> Models:  # noqa: F811
+def models(tiny_pair: TinyPair, tmp_path: Path) -> Models:
     """A target without a chat template."""
     (found,) = load_models(config_of(tiny_pair), "", tmp_path)
     return found
@@ -102,9 +102,7 @@ def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Pa
 
 
 def test_a_run_reports_it_in_its_first_line_and_keeps_the_setting(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     target = shutil.copytree(tiny_pair.target, tmp_path / "target")
     tokenizer = load_tokenizer(str(target))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from replaying import config_of
 from soft_target_tables import compute_all
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_models
@@ -26,7 +26,7 @@ from store.events import PromptReceived, TokenDecision
 
 
 @pytest.fixture
-def config(tiny_pair: TinyPair) -> Config:  # noqa: F811
+def config(tiny_pair: TinyPair) -> Config:
     return config_of(tiny_pair)
 
 
@@ -139,7 +139,7 @@ def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> 
 
 
 @pytest.mark.slow
-def test_a_run_decides_the_same_with_and_without_the_probe(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
+def test_a_run_decides_the_same_with_and_without_the_probe(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):
     config = config_of(tiny_pair, sampling__temperature=0.7)
     runs = []
     for probed in (False, True):

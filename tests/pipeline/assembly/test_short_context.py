@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from replaying import config_of, run_replay, table_of
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.assembly.admission import Admission, find_fault
 from pipeline.assembly.models import Models, load_models
@@ -19,7 +19,7 @@ LONG = "Ann has 3 apples and Tom has 4 pencils. " * 6
 
 
 @pytest.fixture
-def pair(tiny_pair: TinyPair, tmp_path: Path) -> TinyPair:  # noqa: F811
+def pair(tiny_pair: TinyPair, tmp_path: Path) -> TinyPair:
     """A drafter whose context is shorter than the prompts."""
     drafter = shutil.copytree(tiny_pair.drafter, tmp_path / "drafter")
     path = drafter / "config.json"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replaying import Command, config_of, omnidraft  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from replaying import Command, config_of
+from tiny_pair import TinyPair
 
 from pipeline.bench import comparison
 from pipeline.bench.arms import SETTINGS, BenchArm, make_arms
@@ -120,7 +120,7 @@ def test_arms_take_turns_and_ctrl_c_keeps_the_finished_rounds():
     assert {name: len(own) for name, own in run_rounds(arms, chunks, lambda step: None).items()} == {"a": 1, "b": 1}
 
 
-def test_all_arms_give_plain_greedy_text(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_all_arms_give_plain_greedy_text(tiny_pair: TinyPair, tmp_path: Path):
     config = config_of(tiny_pair, sampling__temperature=0.0, sampling__max_new_tokens=8)
     arms = make_arms(config, tmp_path, lambda step: None)
     assert list(arms.by_name) == list(BenchArm)
@@ -131,7 +131,7 @@ def test_all_arms_give_plain_greedy_text(tiny_pair: TinyPair, tmp_path: Path):  
     assert {(tmp_path / f"{name}-run" / "log").is_dir() for name in SETTINGS} == {True}
 
 
-def test_a_quantised_target_has_no_arm_of_transformers(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_quantised_target_has_no_arm_of_transformers(tiny_pair: TinyPair, tmp_path: Path):
     compiled = {"targets": ("builtin:target-7m",), "drafter": "builtin:drafter-1.6m"}
     arms = make_arms(config_of(tiny_pair, weights="int8", **compiled), tmp_path, lambda step: None)
     assert BenchArm.TRANSFORMERS not in arms.by_name
@@ -139,10 +139,7 @@ def test_a_quantised_target_has_no_arm_of_transformers(tiny_pair: TinyPair, tmp_
     arms.close()
 
 
-def test_the_command_prints_a_table_and_a_sentence(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-):
+def test_the_command_prints_a_table_and_a_sentence(tiny_pair: TinyPair, omnidraft: Command):
     words = ["bench", tiny_pair.sums, *tiny_pair.options, "--limit", "4", "--rounds", "2", "--max-new-tokens", "6"]
     typed = omnidraft(*words, "--temperature", "0")
     assert typed.status == 0, typed.err
@@ -154,7 +151,7 @@ def test_the_command_prints_a_table_and_a_sentence(
     assert values["verdict"].endswith(".")
 
 
-def test_several_targets_are_refused(tiny_pair: TinyPair):  # noqa: F811
+def test_several_targets_are_refused(tiny_pair: TinyPair):
     config = config_of(tiny_pair).with_overrides({"targets": ("a", "b")})
     with pytest.raises(UsageError, match="must have one target, got a, b"):
         comparison.compare_arms(config, 2, 2, lambda step: None)

@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builtin_pair import builtin_pair, tiny_pair  # noqa: F401  (fixtures)
-from replaying import Command, omnidraft, table_of  # noqa: F401  (a fixture)
+from replaying import Command, table_of
 from tiny_pair import TinyPair
 
 from pipeline.config.defaults import is_default_run
@@ -17,7 +16,7 @@ QUICK = ["--limit", "1", "--max-new-tokens", "4", "--no-publish", "--device", "c
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtin_pair: None) -> Path:  # noqa: F811
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtin_pair: None) -> Path:
     """An empty working folder, caches without any model, a package index without any package, and no hub."""
     for name, value in {"PIP_NO_INDEX": "1", "OMNIDRAFT_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
@@ -41,7 +40,7 @@ def test_a_run_that_names_a_source_or_a_target_is_not_the_default_run(key: str):
     assert not is_default_run(Config.from_mapping({key: ("x",)}), [])
 
 
-def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft: Command):  # noqa: F811
+def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft: Command):
     put_into_cache(tiny_pair)
     typed = omnidraft("replay", *QUICK, "--run", "run")
     assert typed.status == 0, typed.err
@@ -53,10 +52,7 @@ def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft
 @pytest.mark.slow
 @pytest.mark.parametrize("offline", [False, True])
 def test_the_built_in_pair_is_used_where_no_model_can_be_had(
-    here: Path,
-    omnidraft: Command,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    offline: bool,
+    here: Path, omnidraft: Command, monkeypatch: pytest.MonkeyPatch, offline: bool
 ):
     if offline:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import Any
 
 import pytest
-from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from replaying import Command, config_of, table_of
+from tiny_pair import TinyPair
 
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
@@ -35,7 +35,7 @@ class StoppingDisplay(PlainDisplay):
 
 
 @pytest.fixture
-def stopped(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+def stopped(tiny_pair: TinyPair, tmp_path: Path) -> Path:
     """A run that was stopped after six prompts."""
     folder = tmp_path / "stopped"
     with StoppingDisplay(6) as display:
@@ -44,7 +44,7 @@ def stopped(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
     return folder
 
 
-def test_a_stopped_run_shows_its_memory(stopped: Path, omnidraft: Command):  # noqa: F811
+def test_a_stopped_run_shows_its_memory(stopped: Path, omnidraft: Command):
     typed = omnidraft("memory", "show", stopped, "--json")
     assert typed.status == 0, typed.err
     (found,) = json.loads(typed.out)
@@ -57,7 +57,7 @@ def test_a_stopped_run_shows_its_memory(stopped: Path, omnidraft: Command):  # n
     assert "contexts in" in omnidraft("memory", "show", "--runs", stopped.parent, "--top", "2").out
 
 
-def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft: Command):  # noqa: F811
+def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft: Command):
     for offset in table_of(stopped, "prompts")["offset"].to_pylist():
         typed = omnidraft("memory", "forget", stopped, "--prompt", offset)
         assert typed.status == 0, typed.err
@@ -67,7 +67,7 @@ def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft
     assert all(len(tensor) == 0 for tensor in tensors.values())
 
 
-def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):  # noqa: F811
+def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):
     def show_contexts(*options: str) -> list[dict[str, Any]]:
         typed = omnidraft("memory", "show", stopped, "--json", "--top", "100000", *options)
         assert typed.status == 0, typed.err
@@ -81,7 +81,7 @@ def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omn
     assert show_contexts("--tenant", "another") == []
 
 
-def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
+def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):
     before = len(read_memories(stopped)[0].table)
     edit_memories(stopped, lambda _, table: table.learn([1, 2, 3, 4], 1, scope_of("key")))
     assert len(read_memories(stopped)[0].table) == before + 6

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from replaying import Command
 from synthetic_runs import small_run_events, write_run
 
 from store.log.manifest import MANIFEST
@@ -30,11 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_cannot_be_plotted_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    omnidraft: Command,  # noqa: F811
-    words: list[str],
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, omnidraft: Command, words: list[str], reason: str
 ):
     monkeypatch.chdir(tmp_path)
     typed = omnidraft("plot", *words)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import warm_python
-from replaying import Command, Typed, omnidraft, table_of  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, sentences, tiny_pair, write_prompts  # noqa: F401  (a fixture)
+from replaying import Command, Typed, table_of
+from tiny_pair import TinyPair, sentences, write_prompts
 
 from pipeline.config.settings import load
 from store.registry.registry import default_uri, find_only_model
@@ -68,11 +68,7 @@ def assert_refused(typed: Typed, *words: str) -> None:
     ],
 )
 def test_impossible_requests_are_refused_and_nothing_is_written(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    here: Path,
-    arguments: list[str],
-    words: list[str],
+    tiny_pair: TinyPair, omnidraft: Command, here: Path, arguments: list[str], words: list[str]
 ):
     source = [] if arguments[0].startswith(("nowhere", "builtin")) else [str(tiny_pair.sums)]
     assert_refused(omnidraft("replay", *source, *tiny_pair.options, *arguments), *words)
@@ -80,10 +76,7 @@ def test_impossible_requests_are_refused_and_nothing_is_written(
 
 
 def test_a_drafter_that_cannot_spell_the_target_is_refused(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    here: Path,
-    tmp_path: Path,
+    tiny_pair: TinyPair, omnidraft: Command, here: Path, tmp_path: Path
 ):
     mute = without_bytes(tiny_pair, tmp_path / "mute")
     typed = omnidraft("replay", tiny_pair.sums, "--target", tiny_pair.target, "--drafter", mute)
@@ -91,11 +84,7 @@ def test_a_drafter_that_cannot_spell_the_target_is_refused(
     assert list(here.iterdir()) == []
 
 
-def test_a_run_s_folder_must_be_new(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    here: Path,
-):
+def test_a_run_s_folder_must_be_new(tiny_pair: TinyPair, omnidraft: Command, here: Path):
     (here / "taken").mkdir()
     (here / "taken" / "notes.txt").write_text("mine")
     command = ["replay", tiny_pair.sums, *tiny_pair.options, "--run"]
@@ -105,9 +94,7 @@ def test_a_run_s_folder_must_be_new(
 
 
 def test_settings_come_from_the_file_and_the_command_line_takes_precedence(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    here: Path,
+    tiny_pair: TinyPair, omnidraft: Command, here: Path
 ):
     (here / "run.toml").write_text(
         f"""
@@ -149,10 +136,7 @@ def test_settings_come_from_the_file_and_the_command_line_takes_precedence(
 
 
 def test_settings_come_from_the_environment_and_the_command_line_takes_precedence(
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: TinyPair, omnidraft: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (here / "run.toml").write_text("seed = 1\nbatch = 3\n")
     for name, value in (("SOURCE_LIMIT", "2"), ("BATCH", "2"), ("DRAFT_MAX_DRAFT", "4"), ("RUN", "named")):
@@ -168,7 +152,7 @@ def test_settings_come_from_the_environment_and_the_command_line_takes_precedenc
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one run, `first`, whose versions went to a real MLflow store."""
     folder = tmp_path_factory.mktemp("published") / "runs"
     done = typed_in_a_process(
@@ -196,12 +180,7 @@ def typed_in_a_process(*arguments: list[str]) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.representatives("4")
 @pytest.mark.parametrize("number", [2, 4])
-def test_a_run_starts_from_a_registered_version(
-    runs: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    number: int,
-):
+def test_a_run_starts_from_a_registered_version(runs: Path, tiny_pair: TinyPair, omnidraft: Command, number: int):
     """The baseline of the new run is that version: weights, head and n-grams are equal, byte for byte."""
     name = runs / f"from-{number}"
     typed = omnidraft(
@@ -219,10 +198,7 @@ def test_a_run_starts_from_a_registered_version(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_and_keeps_the_completed_prompts(
-    runs: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    omnidraft: Command,  # noqa: F811
-    tmp_path: Path,
+    runs: Path, tiny_pair: TinyPair, omnidraft: Command, tmp_path: Path
 ):
     """The interrupt follows the first line of progress; the whole stream would take minutes."""
     endless = write_prompts(tmp_path / "endless.jsonl", sentences(0, 4000))

@@ -5,10 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from replaying import Command
 from serving_process import server_arguments, server_process
 from serving_tiny import assert_sound, greedy_generate, select, wait_until
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from store.log.manifest import read_manifest
 
@@ -18,12 +18,7 @@ PROMPT = "Ann has 3 apples and finds"
 @pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [True, False], ids=["texts", "no texts"])
-def test_it_answers_ends_in_order_and_resumes(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    omnidraft: Command,  # noqa: F811
-    text: bool,
-):
+def test_it_answers_ends_in_order_and_resumes(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command, text: bool):
     run = tmp_path / "run"
     words = server_arguments(tiny_pair, run, "--learn", "off", *([] if text else ["--no-log-text"]))
     with server_process(tmp_path / "world", *words) as server:
@@ -44,7 +39,7 @@ def test_it_answers_ends_in_order_and_resumes(
 
 
 @pytest.mark.slow
-def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):
     """Every committed prompt is in the log once; offsets continue and none is used again."""
     run = tmp_path / "run"
     often = {"commit__seconds": 0.01}
@@ -65,7 +60,7 @@ def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp
     assert_sound(run)
 
 
-def test_a_port_in_use_is_reported_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_a_port_in_use_is_reported_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         typed = omnidraft("serve", *tiny_pair.options, "--port", port, "--run", tmp_path / "run")
@@ -77,7 +72,7 @@ def test_a_port_in_use_is_reported_in_one_sentence(tiny_pair: TinyPair, tmp_path
 
 
 @pytest.fixture
-def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:
     """A run that can be resumed, as far as its settings show."""
     from serving_tiny import serve_config
 
@@ -99,12 +94,7 @@ def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
         (["--temperature", "0.5"], "sampling.temperature"),
     ],
 )
-def test_a_server_resumes_with_its_own_settings_alone(
-    omnidraft: Command,  # noqa: F811
-    begun: Path,
-    option: list[str],
-    setting: str,
-):
+def test_a_server_resumes_with_its_own_settings_alone(omnidraft: Command, begun: Path, option: list[str], setting: str):
     typed = omnidraft("serve", "--resume", begun, "--port", 0, *option)
     assert typed.status == 2
     assert "settings that it began with" in typed.err

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from replaying import Command
 
 from pipeline.models import catalog as zoo
 from stages.engine.models.huggingface import load_tokenizer
@@ -45,7 +45,7 @@ def test_every_target_can_be_spelt_by_the_drafter():
             assert 0.1 < found.direct / words[name].size < 0.9, "direct maps, and n-grams too"
 
 
-def test_the_commands_list_and_find_them(omnidraft: Command):  # noqa: F811
+def test_the_commands_list_and_find_them(omnidraft: Command):
     listed = omnidraft("zoo")
     assert listed.status == 0
     assert all(f"builtin:{name}" in listed.out for name in zoo.ZOO), "whole names, in 80 columns"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from replaying import Command
 
 from pipeline.assembly.models import locate
 from pipeline.models import pull as pulling
@@ -147,7 +147,7 @@ def test_a_pull_that_breaks_off_leaves_nothing(
     assert list_models(tmp_path) == set()
 
 
-def test_the_commands_show_pull_and_find_it(model: PullableModel, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_the_commands_show_pull_and_find_it(model: PullableModel, tmp_path: Path, omnidraft: Command):
     assert "pull" in next(line for line in omnidraft("zoo").out.splitlines() if NAME in line)
     done = omnidraft("zoo", NAME)
     assert done.status == 0, done.err

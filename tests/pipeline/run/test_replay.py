@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from replaying import Command, config_of, run_replay, table_of
+from tiny_pair import TinyPair, sentences
 
 from pipeline.config.settings import load
 from store.errors import SourceError
@@ -21,7 +21,7 @@ SETTINGS = {"batch": 2, "sampling__temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
-def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two prompts at a time that learned, drawn at temperature 1."""
     folder = tmp_path_factory.mktemp("replay") / "run"
     run_replay(config_of(tiny_pair, **SETTINGS), folder)
@@ -37,7 +37,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     return summary
 
 
-def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):
     files = {".lock", "checkpoint", "config.json", "log", "summary.json", "vocabulary.json"}
     assert {path.name for path in run.iterdir()} == files
     assert load(run / "config.json") == config_of(tiny_pair, **SETTINGS)
@@ -113,12 +113,7 @@ def test_the_summary_agrees_with_the_log(run: Path):
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.constants(gate_every=3)
-def test_the_same_seed_makes_the_same_decisions(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    batch: int,
-    temperature: float,
-):
+def test_the_same_seed_makes_the_same_decisions(tiny_pair: TinyPair, tmp_path: Path, batch: int, temperature: float):
     config = config_of(tiny_pair, batch=batch, sampling__temperature=temperature)
     for name in ("first", "second"):
         run_replay(config, tmp_path / name)
@@ -131,11 +126,7 @@ def test_the_same_seed_makes_the_same_decisions(
 @pytest.mark.parametrize("mode", ["trie", "match", "tli", "paper"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_decision_can_be_derived_again(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    omnidraft: Command,  # noqa: F811
-    mode: str,
-    temperature: float,
+    tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command, mode: str, temperature: float
 ):
     config = config_of(tiny_pair, draft__mode=mode, sampling__temperature=temperature, batch=2)
     run_replay(config, tmp_path / "run")
@@ -155,7 +146,7 @@ BAD_ROWS = [
 ]
 
 
-def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: Path):
     path = tmp_path / "mixed.jsonl"
     path.write_bytes(b"\n".join(row if isinstance(row, bytes) else row.encode() for row, _ in BAD_ROWS))
     summary = run_replay(config_of(tiny_pair, sources=(str(path),), batch=3), tmp_path / "run")
@@ -169,9 +160,7 @@ def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: P
 
 
 def test_what_was_done_is_kept_when_a_source_breaks_off(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def break_off(sources: object) -> Any:
         from pipeline.sources.stream import stream

@@ -14,7 +14,7 @@ from event_making import make_drifted
 from replaying import config_of
 from safetensors import safe_open
 from stored_states import store
-from tiny_pair import TinyPair, TinyTrio, sentences, tiny_pair, tiny_trio  # noqa: F401  (fixtures)
+from tiny_pair import TinyPair, TinyTrio, sentences
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
@@ -127,11 +127,7 @@ def case_of(pair: TinyPair, case: str) -> Iterator[Config]:
 
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("case", CASES)
-def test_it_makes_no_difference_where_a_run_was_stopped(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    case: str,
-):
+def test_it_makes_no_difference_where_a_run_was_stopped(tiny_pair: TinyPair, tmp_path: Path, case: str):
     with case_of(tiny_pair, case) as config:
         whole = in_one_go(config, tmp_path / "whole")
         parts, stops = in_parts(config, tmp_path / "parts", every=6)
@@ -173,10 +169,7 @@ def spoil(loop: Loop) -> Callable[[Event], None]:
 @pytest.mark.parametrize("method", ["gradient", "least-squares"])
 @pytest.mark.constants(recall_margin=0.0, update_lag=2)
 def test_a_recall_is_the_same_wherever_the_run_was_stopped(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ):
     """Also for stops between the alarm and the prompt that proves the version; its sums come back bit for bit."""
     changes = {"publish__enabled": True, "publish__interval": 2}
@@ -191,7 +184,7 @@ def test_a_recall_is_the_same_wherever_the_run_was_stopped(
     assert differences(whole, parts) == []
 
 
-def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):
     """Neither the decisions with their probabilities, nor what is learned of them."""
     with case_of(tiny_pair, "known prefixes") as config:
         loop = loop_of(config, tmp_path / "with")
@@ -209,7 +202,7 @@ def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):  # n
 @pytest.mark.parametrize(
     "changes", [{}, {"learn__lora_rank": 4}, {"swaps": True}], ids=["shared", "adapters", "swapped"]
 )
-def test_several_targets_resume_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
+def test_several_targets_resume_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):
     big, small = tiny_trio.targets
     targets = {"targets": (big, small)}
     if "swaps" in changes:

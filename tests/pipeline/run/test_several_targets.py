@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from replaying import config_of, run_replay, table_of
-from tiny_pair import TinyTrio, sentences, tiny_trio  # noqa: F401  (a fixture)
+from tiny_pair import TinyTrio, sentences
 
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.constants(gate_every=3)
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory, tiny_trio: TinyTrio) -> Path:  # noqa: F811
+def mixed(tmp_path_factory: pytest.TempPathFactory, tiny_trio: TinyTrio) -> Path:
     """Prompts of which the fourth names the first target, the fifth an unknown one, and the others none."""
     texts = sentences(500, 500 + PROMPTS)
     rows: list[dict[str, Any]] = [{"prompt": text[:30], "id": number} for number, text in enumerate(texts)]
@@ -62,7 +62,7 @@ def plainly(models: Models, text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:  # noqa: F811
+def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:
     return {models.name: models for models in load_models(config_for(tiny_trio, mixed), "", Path())}
 
 
@@ -70,12 +70,7 @@ def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:  # noqa: F81
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
-    tiny_trio: TinyTrio,  # noqa: F811
-    mixed: Path,
-    targets: dict[str, Models],
-    tmp_path: Path,
-    lora: bool,
-    batch: int,
+    tiny_trio: TinyTrio, mixed: Path, targets: dict[str, Models], tmp_path: Path, lora: bool, batch: int
 ):
     config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, batch=batch, learn__off_policy=lora)
     run_replay(config, tmp_path / "run")
@@ -89,9 +84,7 @@ def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
 
 
 def test_prompts_go_to_targets_in_turn_or_by_name_and_an_unknown_target_is_rejected(
-    tiny_trio: TinyTrio,  # noqa: F811
-    mixed: Path,
-    tmp_path: Path,
+    tiny_trio: TinyTrio, mixed: Path, tmp_path: Path
 ):
     summary = run_replay(config_for(tiny_trio, mixed), tmp_path / "run")
     first, other = tiny_trio.targets
@@ -104,7 +97,7 @@ def test_prompts_go_to_targets_in_turn_or_by_name_and_an_unknown_target_is_rejec
 
 
 @pytest.fixture(scope="module")
-def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of ten prompts: three for the first target, four for the other, and the first again."""
     first, other = tiny_trio.targets
     run = tmp_path_factory.mktemp("swapped") / "run"
@@ -113,10 +106,7 @@ def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return run
 
 
-def test_a_target_that_comes_back_has_its_cache_and_head_as_it_left_them(
-    tiny_trio: TinyTrio,  # noqa: F811
-    swapped: Path,
-):
+def test_a_target_that_comes_back_has_its_cache_and_head_as_it_left_them(tiny_trio: TinyTrio, swapped: Path):
     decisions = table_of(swapped, "decisions").to_pylist()
     first, other = tiny_trio.targets
     mine = [row for row in decisions if row["target"] == first]
@@ -146,11 +136,7 @@ def files_of(folder: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
-    tiny_trio: TinyTrio,  # noqa: F811
-    mixed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lora: bool,
+    tiny_trio: TinyTrio, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: bool
 ):
     monkeypatch.setattr("pipeline.run.context.Notifier", MagicMock())
     config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, publish__enabled=True, publish__interval=2)
@@ -173,8 +159,7 @@ def logits_of(models: Models) -> torch.Tensor:
 
 
 def test_a_drafter_s_folder_with_an_adapter_comes_back_with_lora_and_merged_without(
-    tiny_trio: TinyTrio,  # noqa: F811
-    tmp_path: Path,
+    tiny_trio: TinyTrio, tmp_path: Path
 ):
     config = config_of(tiny_trio.pair, learn__lora_rank=4)
     (models,) = load_models(config, "", tmp_path)
