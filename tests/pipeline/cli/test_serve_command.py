@@ -1,15 +1,20 @@
 """`omnidraft serve` on the command line: it answers, ends in order, resumes, and reports what it cannot do."""
 
+import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from replaying import Command
 from serving_process import server_arguments, server_process
 from serving_tiny import assert_sound, greedy_generate, select, wait_until
 from tiny_pair import TinyPair
+from typer.testing import CliRunner
 
+from pipeline.cli import run as run_commands
 from store.log.manifest import read_manifest
 
 PROMPT = "Ann has 3 apples and finds"
@@ -99,3 +104,18 @@ def test_a_server_resumes_with_its_own_settings_alone(omnidraft: Command, begun:
     assert typed.status == 2
     assert "settings that it began with" in typed.err
     assert setting in typed.err
+
+
+def test_processes_that_the_server_starts_do_not_inherit_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, Any] = {}
+
+    def record(*given: Any, **_: Any) -> None:
+        seen["key"], seen["inherited"] = given[-1], os.environ.get("OMNIDRAFT_API_KEY")
+
+    monkeypatch.setattr(run_commands, "_serve", record)
+    monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret")
+    app = typer.Typer()
+    app.command()(run_commands.serve)
+    result = CliRunner().invoke(app, ["--run", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert seen == {"key": "secret", "inherited": None}

@@ -114,11 +114,6 @@ def test_what_the_default_run_has_instead_is_shown():
     assert not show("--set", "targets=['builtin:target-7m']").startswith("#")
 
 
-def test_the_schema_knows_the_settings():
-    done = CliRunner().invoke(app, ["config", "--schema"])
-    assert set(json.loads(done.stdout)["properties"]) == set(Config.model_fields)
-
-
 def test_typed_settings_are_read_as_variables_are():
     typed = parse_settings(["draft.sources=own,memory", "run=2024", "draft.costs=0.3", "source.where=a=b", "nope=1"])
     wanted = {"draft.sources": ("own", "memory"), "run": "2024", "draft.costs": 0.3, "source.where": ("a=b",)}
