@@ -38,7 +38,7 @@ class Seconds:
 
 @dataclass
 class PromptCounters:
-    """Counts of one prompt while it is in flight.
+    """Counts of one prompt while it is in flight, by field of `PromptCompleted`.
 
     The counts `lookup_*` are of all copied drafts: from the row's own text and from the memory.
     """
@@ -227,20 +227,9 @@ class Recorder:
             finish=row.finish,
             prompt_tokens=row.prompt_length,
             emitted=row.emitted,
-            blocks=counters.blocks,
-            drafted=counters.drafted,
-            judged=counters.judged,
-            accepted=counters.accepted,
-            first_judged=counters.first_judged,
-            first_accepted=counters.first_accepted,
-            started=counters.started,
             finished=now,
             drafter_version=versions.drafter,
-            lookup_blocks=counters.lookup_blocks,
-            lookup_drafted=counters.lookup_drafted,
-            lookup_judged=counters.lookup_judged,
-            lookup_accepted=counters.lookup_accepted,
-            own_accepted=counters.own_accepted,
+            **vars(counters),
             predicted=min(row.predicted, row.emitted),
             frequency=row.frequency,
         )

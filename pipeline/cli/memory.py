@@ -98,8 +98,7 @@ def _forget_scope(run: Path, scope: int) -> int:
 
 
 def _forget_prompt(run: Path, offset: int) -> int:
-    from pipeline.run.logged_text import read_logged_text
-    from pipeline.run.stored_memory import edit_memories
+    from pipeline.run.stored_memory import edit_memories, read_logged_text
 
     with status("loading models"):
         text = read_logged_text(run, offset)

@@ -54,7 +54,10 @@ def pull(name: str, report: Report, *, patient: bool = True) -> tuple[Path, bool
             with TemporaryDirectory(prefix=f".{name}-", dir=root) as work:
                 return _build(model, Path(work), root / name, report, () if patient else IMPATIENT), True
     except OSError as error:
-        raise _write_error(model, root, error) from error
+        raise ModelError(
+            f"{model.name} must be written to {root}, but: {error.strerror or error}; nothing of it was kept. "
+            "Free some space, or set OMNIDRAFT_CACHE to another folder"
+        ) from error
 
 
 def find_pullable(name: str) -> PullableModel:
@@ -133,13 +136,6 @@ def _require_space(model: PullableModel, root: Path) -> None:
             f"{model.name} needs {needed / 1e6:,.0f} MB in {root}, but {free / 1e6:,.0f} MB are free; "
             "free some space, or set OMNIDRAFT_CACHE to a folder on another disk"
         )
-
-
-def _write_error(model: PullableModel, root: Path, error: OSError) -> ModelError:
-    return ModelError(
-        f"{model.name} must be written to {root}, but: {error.strerror or error}; nothing of it was kept. "
-        "Free some space, or set OMNIDRAFT_CACHE to another folder"
-    )
 
 
 def convert(model: PullableModel, gguf: Path, folder: Path) -> None:

@@ -68,13 +68,10 @@ class JsonHandler(logging.Handler):
         for name in sorted(record.__dict__.keys() - _STANDARD - fields.keys()):
             if name.startswith("_"):  # private to a library: Ray stamps every record of a process that imported it
                 continue
-            fields[name] = _json_value(record.__dict__[name])
+            value = record.__dict__[name]
+            # JSON has no NaN and no infinity: they become text.
+            fields[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
         return fields
-
-
-def _json_value(value: object) -> object:
-    """JSON has no NaN and no infinity: they become text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def log_details(wanted: bool) -> None:

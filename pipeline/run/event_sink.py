@@ -1,32 +1,11 @@
 """The sink of a run's events: each goes to the log and the display, in this order."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from pipeline.recorder import without_text
 from store.events import BlockDone, Event, PromptCompleted, PromptRejected, TokenDecision
 from store.log.run_log import RunLog
-
-
-class WholePrompts:
-    """Delays the events of a prompt's blocks until the prompt is completed.
-
-    So a log holds whole prompts only, whenever it is committed. If sequences in flight are not in the checkpoint, a
-    prompt that was in flight is decoded again after a resume, and nothing of its first attempt is in the log.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, list[Event]] = defaultdict(list)  # by offset
-
-    def __call__(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events that are due, in order. May be called again with the events that follow."""
-        for event in events:
-            if isinstance(event, TokenDecision | BlockDone):
-                self._held[event.offset].append(event)
-                continue
-            if isinstance(event, PromptCompleted):
-                yield from self._held.pop(event.offset, ())
-            yield event
 
 
 class EventSink:
@@ -34,7 +13,9 @@ class EventSink:
 
     Args:
         text: whether the log may quote rejected source rows.
-        whole: whether the log receives the events of a prompt only when it is completed.
+        whole: whether the log receives the events of a prompt's blocks only when it is completed. So it holds whole
+            prompts only, whenever it is committed: if sequences in flight are not in the checkpoint, such a prompt is
+            decoded again after a resume, and nothing of its first attempt is in the log.
     """
 
     def __init__(
@@ -45,8 +26,8 @@ class EventSink:
         text: bool = True,
         whole: bool = False,
     ) -> None:
-        self._log, self._show = log, show
-        self._text, self._whole = text, WholePrompts() if whole else None
+        self._log, self._show, self._text, self._whole = log, show, text, whole
+        self._held: dict[int, list[Event]] = defaultdict(list)  # by offset, of prompts in flight
         self.dirty = False  # whether anything was logged since the caller set it to False
 
     def take(self, events: Iterable[Event]) -> None:
@@ -54,13 +35,14 @@ class EventSink:
         for event in events:
             if isinstance(event, PromptRejected) and not self._text:
                 event = without_text(event)
-            self._keep(self._whole([event]) if self._whole else (event,))
+            if self._whole and isinstance(event, TokenDecision | BlockDone):
+                self._held[event.offset].append(event)
+            else:
+                held = self._held.pop(event.offset, []) if isinstance(event, PromptCompleted) else []
+                for due in (*held, event):
+                    self._log.append(due)
+                self.dirty = True
             self._show(event)
-
-    def _keep(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._log.append(event)
-            self.dirty = True
 
     def close(self) -> None:
         """Close the log at its last commit; later events are discarded."""

@@ -1,17 +1,26 @@
-"""The memories of a run that is not running: read from its checkpoint or its newest versions, and edited there."""
+"""The memories of a run that is not running: read from its checkpoint or its newest versions, and edited there. A
+prompt that is to be forgotten is read from the log.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from pipeline.assembly.admission import Admission
+from pipeline.assembly.models import load_models, registry_uri
+from pipeline.config.settings import load
+from pipeline.run.folder import CONFIG
 from stages.contract.snapshot import TENSORS, Snapshot, State, read_snapshot
 from stages.memory.ngram_table import SLOT_BYTES, NgramTable
 from stages.memory.text_memory import MEMORY_FILE, read_table
 from store.errors import RunError
+from store.events import PromptReceived
 from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, write_checkpoint
 from store.log.lock import RunLock
 from store.log.manifest import edit_manifest, read_manifest, replace_previous
+from store.query.log_reader import LogReader
 
 
 @dataclass(frozen=True)
@@ -78,3 +87,38 @@ def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> 
         edit_manifest(run_folder, lambda manifest: replace(manifest, checkpoint=written))
         replace_previous(run_folder)  # which names the old checkpoint
         remove_other_checkpoints(run_folder, written)
+
+
+class LoggedText(NamedTuple):
+    """A prompt and its completion in target tokens."""
+
+    target: str
+    tokens: list[int]
+    prompt_length: int
+
+
+def read_logged_text(run_folder: Path, offset: int) -> LoggedText:
+    """Return the tokens of a prompt and of its completion. The prompt is tokenised again, so models are loaded."""
+    with LogReader([run_folder]) as log:
+        prompts = log.select(
+            f'SELECT target, dataset, prompt_id, prompt_text FROM prompts WHERE "offset" = {offset}', 1
+        )
+        emitted = log.select(
+            f'SELECT emitted_id FROM decisions WHERE "offset" = {offset} AND emitted_id IS NOT NULL ORDER BY position',
+            None,
+        )
+    if not prompts.num_rows:
+        raise RunError(f"the log of {run_folder} must hold the prompt to forget, but has no offset {offset}")
+    row = prompts.to_pylist()[0]
+    if not row["prompt_text"]:
+        raise RunError(
+            f"the prompt {offset} of {run_folder} must have been logged with its text (log.text), but was not"
+        )
+    config = load(run_folder / CONFIG)
+    models = next(
+        one for one in load_models(config, registry_uri(config.publish), run_folder) if one.name == row["target"]
+    )
+    tokens, _ = Admission(config, models).encode(
+        PromptReceived(offset, row["prompt_id"], row["dataset"], 1, row["prompt_text"])
+    )
+    return LoggedText(row["target"], [*tokens, *(one["emitted_id"] for one in emitted.to_pylist())], len(tokens))

@@ -13,7 +13,7 @@ from pipeline.sources.rows import SURROGATE, Fault, Rows, SourceRow
 from store.errors import SourceError
 
 if TYPE_CHECKING:
-    import pyarrow
+    from pyarrow.parquet import ParquetFile
 
 MAX_LINE_BYTES = 10_000_000
 ROWS_INSPECTED = 1000  # JSON lines that are read to learn the columns
@@ -47,13 +47,10 @@ class ParquetRows(Rows):
         """Yield all rows. Columns that are not wanted are not decompressed."""
         from pyarrow import ArrowException
 
-        present = [name for name in self.columns if name in columns]
         line = 0
         try:
-            for batch in self._file.iter_batches(ROWS_PER_BATCH, columns=present, use_threads=False):
-                for values in parquet_values(batch):
-                    line += 1
-                    yield SourceRow(line, values)
+            for line, values in enumerate(read_parquet(self._file, columns), start=1):
+                yield SourceRow(line, values)
         except (ArrowException, OSError) as error:
             raise SourceError(
                 f"'{self._path}' is damaged after row {line}: {_join_lines(error)}. Get the file again."
@@ -66,16 +63,18 @@ def _join_lines(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def parquet_values(batch: "pyarrow.RecordBatch") -> Iterator[dict[str, object] | Fault]:
-    """Yield the rows of a batch; a `Fault` for a row whose text is not UTF-8."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before the first row; row by row, only the bad ones are lost
-        for number in range(batch.num_rows):
-            try:
-                yield batch.slice(number, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield Fault(f"the row must be valid UTF-8: {error.reason} at byte {error.start} of a column")
+def read_parquet(file: "ParquetFile", columns: Collection[str]) -> Iterator[dict[str, object] | Fault]:
+    """Yield the rows of a file, with those of the columns that it has; a `Fault` for a row whose text is not UTF-8."""
+    present = [name for name in file.schema_arrow.names if name in columns]
+    for batch in file.iter_batches(ROWS_PER_BATCH, columns=present, use_threads=False):
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:  # raised before the first row; row by row, only the bad ones are lost
+            for number in range(batch.num_rows):
+                try:
+                    yield batch.slice(number, 1).to_pylist()[0]
+                except UnicodeDecodeError as error:
+                    yield Fault(f"the row must be valid UTF-8: {error.reason} at byte {error.start} of a column")
 
 
 class JsonLinesRows(Rows):

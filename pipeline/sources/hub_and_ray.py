@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from pipeline.sources.files import ROWS_PER_BATCH, json_columns, json_rows, parquet_values
+from pipeline.sources.files import ROWS_PER_BATCH, json_columns, json_rows, read_parquet
 from pipeline.sources.rows import Fault, Rows, SourceRow, import_extra
 from store.errors import SourceError
 
@@ -192,8 +192,8 @@ def _read_rows(files: "FileSystem", columns: Collection[str], item: dict[str, st
     A row is sent pickled: Ray's own tables would give all rows the columns and types of all files.
     """
     path = item["path"]
-    values = _parquet_rows(files, path, columns) if _is_parquet(path) else _json_rows(files, path)
     try:
+        values = _parquet_rows(files, path, columns) if _is_parquet(path) else _json_rows(files, path)
         yield from ({"row": pickle.dumps(one)} for one in values)
     except Exception as error:
         raise OSError(f"'{path}': {error}") from error  # Ray's error would not name the file
@@ -203,10 +203,7 @@ def _parquet_rows(files: "FileSystem", path: str, columns: Collection[str]) -> I
     from pyarrow import parquet
 
     with files.open_input_file(path) as file:
-        table = parquet.ParquetFile(file)
-        present = [name for name in table.schema_arrow.names if name in columns]
-        for batch in table.iter_batches(ROWS_PER_BATCH, columns=present, use_threads=False):
-            yield from parquet_values(batch)
+        yield from read_parquet(parquet.ParquetFile(file), columns)
 
 
 def _json_rows(files: "FileSystem", path: str) -> Iterator[Values]:

@@ -1,13 +1,13 @@
 """Rows of a source, and the rule that makes a prompt of a row or rejects it with a reason."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from reprlib import repr as short
 from string import Formatter
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from pipeline.config.sections import SourceSettings
 from store.errors import ConfigError, SourceError
@@ -106,19 +106,10 @@ class PromptRule:
         """Return the rule for rows of `place` that have these columns: one prompt field for all of them."""
         for column in self._list_other_columns():
             if column not in columns:
-                raise SourceError(
-                    _describe_missing_column(
-                        f"the column '{column}'", [column], columns, place, "--where or --template"
-                    )
-                )
+                _refuse_columns([column], columns, place, "--where or --template")
         field = next((field for field in self.fields if field in columns), None)
         if field is None and any(name == PROMPT for _, name in self.template):
-            wanted = "the column " if len(self.fields) == 1 else "one of the columns "
-            raise SourceError(
-                _describe_missing_column(
-                    wanted + _join_names(self.fields), self.fields, columns, place, "source.prompt_field"
-                )
-            )
+            _refuse_columns(self.fields, columns, place, "source.prompt_field")
         return replace(self, fields=(field,)) if field else self
 
     def apply(self, values: Mapping[str, object]) -> str | Fault | None:
@@ -210,29 +201,27 @@ def _to_text(value: object) -> str:
 
 
 def _check_text(text: str) -> str | Fault:
-    for holds, reason in _TEXT_RULES:
-        if not holds(text):
-            return Fault(reason)
+    if not text.strip():
+        return Fault("the prompt must not be empty")
+    if "\0" in text:
+        return Fault("the prompt must not contain NUL characters")
+    if SURROGATE.search(text):
+        return Fault("the prompt must be valid Unicode, got half of a surrogate pair")
     return text
 
 
-_TEXT_RULES: tuple[tuple[Callable[[str], bool], str], ...] = (
-    (lambda text: bool(text.strip()), "the prompt must not be empty"),
-    (lambda text: "\0" not in text, "the prompt must not contain NUL characters"),
-    (lambda text: not SURROGATE.search(text), "the prompt must be valid Unicode, got half of a surrogate pair"),
-)
-
-
 def _report_missing(wanted: Collection[str], values: Mapping[str, object]) -> Fault:
-    one_of = "the column " if len(wanted) == 1 else "one of the columns "
-    return Fault(f"the row must have {one_of}{_join_names(wanted)}, got {_join_names(values)}")
+    return Fault(f"the row must have {_name_columns(wanted)}, got {_join_names(values)}")
 
 
-def _describe_missing_column(
-    wanted: str, names: Collection[str], columns: Collection[str], place: str, option: str
-) -> str:
-    hint = next(filter(None, (nearest(name, columns) for name in names)), "")
-    return f"{place} must have {wanted}, got {_join_names(columns)}.{hint} Choose another with {option}."
+def _refuse_columns(wanted: Collection[str], columns: Collection[str], place: str, option: str) -> NoReturn:
+    hint = next(filter(None, (nearest(name, columns) for name in wanted)), "")
+    got = _join_names(columns)
+    raise SourceError(f"{place} must have {_name_columns(wanted)}, got {got}.{hint} Choose another with {option}.")
+
+
+def _name_columns(wanted: Collection[str]) -> str:
+    return ("the column " if len(wanted) == 1 else "one of the columns ") + _join_names(wanted)
 
 
 def _join_names(names: Collection[str]) -> str:

@@ -1,10 +1,12 @@
 """A prompt's decisions and blocks come with its completion, in their order, or not at all."""
 
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_doubles import prompts_of, stub_loop
 
-from pipeline.run.event_sink import WholePrompts
+from pipeline.run.event_sink import EventSink
 from store.events import BlockDone, Event, PromptCompleted, TokenDecision
 
 
@@ -15,8 +17,11 @@ def events_of(lengths: list[int], batch: int) -> list[Event]:
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 4), st.integers(1, 9))
 def test_all_events_arrive_and_those_of_a_prompt_are_adjacent(lengths: list[int], batch: int, every: int):
-    whole, events = WholePrompts(), events_of(lengths, batch)
-    passed = [event for begin in range(0, len(events), every) for event in whole(events[begin : begin + every])]
+    passed, shown, events = list[Event](), list[Event](), events_of(lengths, batch)
+    sink = EventSink(SimpleNamespace(append=passed.append), shown.append, whole=True)
+    for begin in range(0, len(events), every):
+        sink.take(events[begin : begin + every])
+    assert shown == events
     assert sorted(map(repr, passed)) == sorted(map(repr, events))
     for offset in range(len(lengths)):
         own = [event for event in events if isinstance(event, TokenDecision | BlockDone) and event.offset == offset]
