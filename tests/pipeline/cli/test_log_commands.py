@@ -8,41 +8,19 @@ from dataclasses import replace
 
 import pytest
 import typer
+from synthetic_runs import decision
 from typer.testing import CliRunner
 
 from pipeline.cli.log import check, compact, sql
 from pipeline.reports.log_output import LogLevel, write_log
 from pipeline.reports.rows import CELL_CHARACTERS, SHOWN_ROWS
 from store.errors import QueryError
-from store.events import Origin, Outcome, TokenDecision, Translation
+from store.events import Translation
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.run_log import Commit, RunLog
 
-ACCEPTED = TokenDecision(
-    offset=0,
-    prompt_id="docs-0",
-    dataset="docs",
-    target="big",
-    block=0,
-    position=0,
-    index=0,
-    pieces=(7, 8),
-    translation=Translation.NGRAM,
-    proposed_id=70,
-    proposed_bytes=b" the",
-    outcome=Outcome.ACCEPTED,
-    emitted_id=70,
-    emitted_bytes=b" the",
-    origin=Origin.ACCEPTED,
-    drafter_levels=(0.5, 0.5),
-    target_levels=(0.25, 1.0),
-    uniform=0.25,
-    head_estimate=None,
-    entropy=1.5,
-    drafter_version=0,
-    head_version=0,
-    cache_version=0,
-)
+LEVELS = {"drafter_levels": (0.5, 0.5), "target_levels": (0.25, 1.0), "uniform": 0.25}
+ACCEPTED = decision(pieces=(7, 8), translation=Translation.NGRAM, head_estimate=None, entropy=1.5, **LEVELS)
 
 app = typer.Typer()
 app.command()(sql)

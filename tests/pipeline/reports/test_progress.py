@@ -5,71 +5,17 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from event_making import make_completed
+from event_making import make_completed, make_drifted, make_published
 from rich.console import Console
+from synthetic_runs import decision
 
 from pipeline.reports.progress import BUCKET, LiveDisplay, PlainDisplay, make_display
-from store.events import (
-    Drifted,
-    Event,
-    Origin,
-    Outcome,
-    TokenDecision,
-    Translation,
-    VersionPublished,
-)
+from store.events import Event
 from store.log_records import collect_messages
 
-DRIFT = Drifted(
-    offset=30,
-    target="big",
-    dataset="code",
-    detector="adwin",
-    direction="fall",
-    changed_at=27,
-    rate_before=0.75,
-    rate_after=0.25,
-    action="reset",
-)
-VERSION = VersionPublished(
-    offset=31,
-    version=2,
-    target="big",
-    parent=1,
-    reason="drift",
-    drafter_version=3,
-    head_version=4,
-    cache_version=5,
-    cache_entries=60,
-    acceptance=0.7,
-    folder="versions/000002",
-    digest="ab",
-)
-DECISION = TokenDecision(
-    offset=0,
-    prompt_id="p0",
-    dataset="docs",
-    target="big",
-    block=0,
-    position=0,
-    index=0,
-    pieces=(7,),
-    translation=Translation.DIRECT,
-    proposed_id=70,
-    proposed_bytes=b" once",
-    outcome=Outcome.ACCEPTED,
-    emitted_id=70,
-    emitted_bytes=b" once",
-    origin=Origin.ACCEPTED,
-    drafter_levels=(0.5,),
-    target_levels=(0.5,),
-    uniform=0.5,
-    head_estimate=None,
-    entropy=1.0,
-    drafter_version=0,
-    head_version=0,
-    cache_version=0,
-)
+DRIFT = make_drifted(offset=30, dataset="code", rate_before=0.75, action="reset")
+VERSION = make_published(offset=31, version=2, parent=1, reason="drift")
+DECISION = decision(emitted_bytes=b" once")
 
 
 class Clock:
