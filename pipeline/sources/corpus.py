@@ -8,6 +8,7 @@ never gives a model a text that it was trained on.
 
 import ast
 import os
+import re
 import sysconfig
 import zlib
 from collections.abc import Collection, Iterator
@@ -79,15 +80,9 @@ def _list_files(root: Path) -> Iterator[Path]:
 
 def _split_after_words(name: str, text: str, words: int) -> Passage | None:
     """Split `text` after its first `words` words; None if nothing would be left."""
-    position = 0
-    for _ in range(words):
-        while position < len(text) and text[position].isspace():
-            position += 1
-        while position < len(text) and not text[position].isspace():
-            position += 1
-    if not text[position:].strip():
-        return None
-    return Passage(name, text[:position], text[position:])
+    opening = re.match(rf"(?:\s*\S+){{0,{words}}}", text)
+    position = opening.end() if opening else 0
+    return Passage(name, text[:position], text[position:]) if text[position:].strip() else None
 
 
 def documentation(*, held_out: bool) -> Iterator[Passage]:

@@ -140,9 +140,10 @@ class RayRows(Rows):
 def _import_ray(spec: str) -> Any:
     """Import Ray and silence its log."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import_extra("ray.data", "ray", spec)
+    ray = import_extra("ray", "ray", spec)
+    import_module("ray.data")
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # failures are reported by our own error
-    return import_module("ray")
+    return ray
 
 
 def _start_ray(ray: Any) -> Any:

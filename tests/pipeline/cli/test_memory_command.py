@@ -63,8 +63,6 @@ def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft
         assert typed.status == 0, typed.err
     (found,) = read_memories(stopped)
     assert len(found.table) == 0
-    tensors = found.table.to_tensors()
-    assert all(len(tensor) == 0 for tensor in tensors.values())
 
 
 def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):
