@@ -55,29 +55,8 @@ def make_distillers(
     """
     if not config.learn.enabled:
         return [NoDistiller() for _ in targets]
-    lag = LAG if background and not config.learn.lora else 0
-
-    def make_distill(scheduler: UpdateScheduler, head: AcceptanceHead) -> Distill:
-        rate = TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE
-        return Distill(scheduler, HeadTrainer(head, config.seed, rate, HEAD_BATCH, HEAD_BUFFER))
-
-    sharing = [[models] for models in targets] if config.learn.lora else [targets]
-    schedulers = [_make_scheduler(config, some, cost, lag, yield_cpu, offline=offline) for some in sharing]
-    if not config.learn.lora:
-        schedulers *= len(targets)
-    return list(map(make_distill, schedulers, heads))
-
-
-def _make_scheduler(
-    config: Config,
-    targets: Sequence[DrafterModels],
-    cost: float,
-    lag: int,
-    yield_cpu: Callable[[], None],
-    *,
-    offline: bool,
-) -> UpdateScheduler:
     learn, steps = config.learn, OFFLINE_STEPS if offline else STEPS
+    lag = LAG if background and not learn.lora else 0
     training = TrainingConfig(
         rate=learn.rate,
         weight_decay=WEIGHT_DECAY,
@@ -89,18 +68,28 @@ def _make_scheduler(
         seed=config.seed,
     )
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
-    allowed = {models.name: draftable(config.draft, models.pair) for models in targets}
-    in_closed_form = learn.trains_output_layer
+    in_closed_form, others_draft = learn.trains_output_layer, has_copies(config.draft)
     trainer_type = OutputLayerTrainer if in_closed_form else DrafterTrainer
-    trainer = trainer_type(targets[0].drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, yield_cpu)
-    worker = ThreadWorker() if lag else InlineWorker()
     step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
-    others_draft = has_copies(config.draft)
-    make_interval = UPDATE_INTERVALS[learn.spacing]
-    interval = make_interval(learn.interval, steps, step_cost, config.batch, others_draft=others_draft)
     examples = max(learn.interval, LONGEST_INTERVAL) if in_closed_form else learn.interval
     samples = others_draft and not in_closed_form  # the closed form learns from every example
-    return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, samples=samples)
+
+    def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
+        allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
+        loss = LOSSES[learn.loss]
+        trainer = trainer_type(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
+        interval = UPDATE_INTERVALS[learn.spacing](
+            learn.interval, steps, step_cost, config.batch, others_draft=others_draft
+        )
+        worker = ThreadWorker() if lag else InlineWorker()
+        return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, samples=samples)
+
+    def make_distill(scheduler: UpdateScheduler, head: AcceptanceHead) -> Distill:
+        rate = TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE
+        return Distill(scheduler, HeadTrainer(head, config.seed, rate, HEAD_BATCH, HEAD_BUFFER))
+
+    own = [make_scheduler([models]) for models in targets] if learn.lora else [make_scheduler(targets)] * len(targets)
+    return list(map(make_distill, own, heads))
 
 
 def piece_cost(costs: str | float, targets: Sequence[Models]) -> float:

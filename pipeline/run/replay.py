@@ -119,20 +119,15 @@ class Replay:
         run = self._run
         run.connect(self.config, self._uri, datasets_of(self._sources, self.config.sources))
         loop = build_loop(self.config, self._models, run.folder, level=logging.INFO)
-        position = SourcePosition(
-            stop.take_until_signal(self._events)
-        )  # below the position: what a signal interrupts was not taken
+        # Signals are handled below the position: what they interrupt was not taken.
+        position = SourcePosition(stop.take_until_signal(self._events))
         if self._state:
             self._resume(self._state, loop, position, display, stop)
 
         def save() -> State:
             measured = dict(self._measurements.recorded or {})
-            return {
-                "loop": loop.state_dict(),
-                "position": position.state,
-                "models": self._fingerprints,
-                "measured": measured,
-            }
+            read = {"position": position.state, "models": self._fingerprints}
+            return {"loop": loop.state_dict(), **read, "measured": measured}
 
         run.commit_by(
             self.config.commit.seconds, save, display.show, lambda: loop.updating, rows=True, text=self.config.log.text
