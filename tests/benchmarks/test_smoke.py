@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from benchmarks.speed.__main__ import bench
 
 COMMANDS = ("speed", "engines", "server", "studies", "model_building", "vllm")
 
 
-def test_the_arms_of_the_speed_benchmark_agree(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_arms_of_the_speed_benchmark_agree(tiny_pair: TinyPair, tmp_path: Path):
     results = tmp_path / "results.json"
     bench(
         sources=[str(tiny_pair.sums)],

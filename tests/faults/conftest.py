@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from faulty_runs import Life, Stream, World, checkpoints, complete_run, stream_of
 from object_serving import objects, place  # noqa: F401  (fixtures)
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from store.log.manifest import read_manifest
 
 
 @pytest.fixture(scope="session")
-def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Stream:  # noqa: F811
+def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Stream:
     return stream_of(tiny_pair, tmp_path_factory.mktemp("stream"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from object_serving import ObjectServer
 from serving_tiny import OFTEN, complete_all, serve_config, texts, wait_until
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.config.settings import Config
 from pipeline.run.folder import open_run
@@ -26,11 +26,7 @@ def serve_requests(config: Config, place: str, prompts: list[str], *, resume: bo
 
 @pytest.mark.sweep
 def test_a_server_resumes_on_another_machine(
-    tiny_pair: TinyPair,  # noqa: F811
-    objects: ObjectServer,
-    place: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: TinyPair, objects: ObjectServer, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))

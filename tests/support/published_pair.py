@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pytest
 from constants import NO_GATE, constants
 from registry_making import MODEL
 from replaying import config_of, run_replay
@@ -44,8 +43,3 @@ def publish(pair: TinyPair, runs: Path) -> Published:
     with constants(gate_every=NO_GATE):
         run_replay(config, runs / "tiny")
     return Published(runs, runs / "tiny", len(list_versions(default_uri(runs))))
-
-
-@pytest.fixture(scope="session")
-def published(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tiny_pair, tmp_path_factory.getbasetemp() / "published")

@@ -68,8 +68,3 @@ class Command:
             main()
         status = end.value.code
         return Typed(status if isinstance(status, int) else 0, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def omnidraft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)

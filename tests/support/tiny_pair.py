@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 from filelock import FileLock
 
 from benchmarks.model_building import recipes
@@ -82,12 +81,6 @@ def make_pair(folder: Path) -> TinyPair:
     return pair
 
 
-@pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    """The pair, made once even where several test files import this."""
-    return make_pair(tmp_path_factory.getbasetemp() / "tiny-pair")
-
-
 @dataclass(frozen=True)
 class TinyTrio:
     """A pair, and a second target whose vocabulary is a third one."""
@@ -109,9 +102,3 @@ def make_trio(folder: Path) -> TinyTrio:
             build_models(folder, ("other",))
             done.touch()
     return trio
-
-
-@pytest.fixture(scope="session")
-def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> TinyTrio:
-    """The trio, made once."""
-    return make_trio(tmp_path_factory.getbasetemp() / "tiny-pair")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences, tiny_model
 
 from benchmarks.model_building import answers, distilled, recipes
 from benchmarks.model_building.answers import KEPT, QUESTIONS, read_answers, read_questions, write_answers
@@ -41,7 +41,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def models(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def models(tiny_pair: TinyPair, tmp_path: Path):
     names = {"targets": (str(tiny_pair.target),), "drafter": str(tiny_pair.drafter)}
     return load_only_target(Config().with_overrides(names), tmp_path)
 
@@ -184,7 +184,7 @@ class _Ids:
     bos_token_id, eos_token_id, pad_token_id = 1, 2, 3
 
 
-def test_a_drafter_is_built(data: Path, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_drafter_is_built(data: Path, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 50))
     monkeypatch.setattr(distilled, "HOLD_OUT", 10)
     base = tiny_model("student", steps=2)

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from replaying import Command, omnidraft  # noqa: F401  (a fixture)
 from tiny_pair import sentences, tiny_model
 
 from benchmarks.model_building import distilled, recipes

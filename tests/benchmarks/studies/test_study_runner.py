@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import typer
 from study_making import record
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair
 from typer.testing import CliRunner, Result
 
 from benchmarks.studies import task as study_run
@@ -49,7 +49,7 @@ def config_of(pair: TinyPair, **changes: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:  # noqa: F811
+def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """The study of losses with three arms and two seeds."""
     folder = tmp_path_factory.mktemp("losses")
     arms = ("--arms", "none; hybrid; trie", "--seeds", 2)
@@ -89,7 +89,7 @@ def test_arms_take_turns(losses: tuple[Path, Result]):
     assert " left" in lines[0]
 
 
-def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, Result], tiny_pair: TinyPair):  # noqa: F811
+def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, Result], tiny_pair: TinyPair):
     folder, _ = losses
     content = json.loads((folder / "kept.json").read_text())
     kept, lost = content["runs"][:3], content["runs"][3:]
@@ -107,7 +107,7 @@ def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, 
     assert result.stderr.count("last fifth") == 3
 
 
-def test_the_full_cache_comes_first_and_budgets_are_its_shares(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_full_cache_comes_first_and_budgets_are_its_shares(tiny_pair: TinyPair, tmp_path: Path):
     given: dict[Key, Config] = {}
 
     def run_noted(task: StudyTask, passed: Any) -> Record:
@@ -127,7 +127,7 @@ def test_the_full_cache_comes_first_and_budgets_are_its_shares(tiny_pair: TinyPa
     assert list(policies.values()) == ["unbounded", "off", "lru", "lfu", "lru", "lfu"]
 
 
-def test_prompts_are_chosen_by_the_seed_alone(tiny_pair: TinyPair):  # noqa: F811
+def test_prompts_are_chosen_by_the_seed_alone(tiny_pair: TinyPair):
     first, again = (choose_prompts(config_of(tiny_pair, source__limit=4), None) for _ in range(2))
     other = choose_prompts(config_of(tiny_pair, source__limit=4, seed=1), None)
     assert first == again
@@ -140,7 +140,7 @@ def test_prompts_are_chosen_by_the_seed_alone(tiny_pair: TinyPair):  # noqa: F81
     assert len(whole.chosen) == 20
 
 
-def test_segments_alternate_without_repeating_a_prompt(tiny_pair: TinyPair):  # noqa: F811
+def test_segments_alternate_without_repeating_a_prompt(tiny_pair: TinyPair):
     found = choose_prompts(config_of(tiny_pair), 3)
     assert [prompt.dataset for prompt in found.chosen] == ["sums"] * 3 + ["more"] * 3 + ["sums"] * 3 + ["more"] * 3
     assert found.segments == (0, 3, 6, 9, 12)

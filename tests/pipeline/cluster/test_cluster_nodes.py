@@ -11,7 +11,7 @@ pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 from replaying import config_of
 from scaling import RecordingDisplay, assert_whole, find_owner, many_prompts, replay_on_cluster, replay_texts
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair
 
 from store.log.partitions import worker_folders
 
@@ -27,7 +27,7 @@ def _workers_are_forked() -> Iterator[None]:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
-def test_machines_come_and_go(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_machines_come_and_go(tiny_pair: TinyPair, tmp_path: Path):
     """Three workers on two machines with one CPU each: one machine is removed with its worker, and two are added, so
     that the third worker can start too.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from replaying import config_of, run_replay
 from scaling import many_prompts, read_texts, select_rows
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair
 
 from pipeline.cluster.learner import LearnerActor
 from pipeline.cluster.worker import DecodeWorker, WorkerReport, WorkerSetup
@@ -25,7 +25,7 @@ PROMPTS = 12
 
 
 @pytest.fixture
-def config(tiny_pair: TinyPair, tmp_path: Path) -> Config:  # noqa: F811
+def config(tiny_pair: TinyPair, tmp_path: Path) -> Config:
     prompts = many_prompts(tmp_path, PROMPTS)
     always = {"learn__spacing": "fixed", "commit__seconds": 0.001}
     return config_of(tiny_pair, sources=(str(prompts),), batch=2, **always)

@@ -26,7 +26,7 @@ from scaling import (
     start_replay_command,
     wait_until,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair
 
 from pipeline.cluster.run import WORKERS
 from pipeline.config.settings import Config
@@ -53,7 +53,7 @@ def address():
 
 
 @pytest.fixture(scope="module")
-def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[tuple[int, str]]]:  # noqa: F811
+def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[tuple[int, str]]]:
     """Settings, and the texts of a replay in one process."""
     folder = tmp_path_factory.mktemp("stream")
     prompts = many_prompts(folder, PROMPTS)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from replaying import config_of, run_replay
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 import pipeline
 from store.query.log_reader import VIEWS, recipes
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:  # noqa: F811
+def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
     for seed, name in enumerate(("first", "second")):
         config = config_of(tiny_pair, sources=(str(tiny_pair.sums),), seed=seed, sampling__temperature=1.0)

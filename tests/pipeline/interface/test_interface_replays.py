@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from replaying import QUICK
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 import pipeline
 from pipeline.sources.stream import stream
@@ -45,7 +45,7 @@ def quick(pair: TinyPair, run: Path, **changes: Any) -> pipeline.ReplayResult:
     return pipeline.replay(given.pop("sources", pair.sums), target=pair.target, drafter=pair.drafter, **given)
 
 
-def test_a_replay_has_a_typed_result(tiny_pair: TinyPair, tmp_path: Path, capfd: pytest.CaptureFixture[str]):  # noqa: F811
+def test_a_replay_has_a_typed_result(tiny_pair: TinyPair, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     result = quick(tiny_pair, tmp_path / "run", sources=[tiny_pair.sums, str(tiny_pair.more)], batch=2)
     assert result.run == tmp_path / "run"
     assert result.mlflow_uri is None
@@ -64,7 +64,7 @@ def test_a_replay_has_a_typed_result(tiny_pair: TinyPair, tmp_path: Path, capfd:
 
 
 @pytest.mark.slow
-def test_a_replay_runs_in_any_thread(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_replay_runs_in_any_thread(tiny_pair: TinyPair, tmp_path: Path):
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(quick, tiny_pair, tmp_path / name) for name in ("first", "second")]
         assert [run.result().summary.totals.prompts for run in runs] == [PROMPTS, PROMPTS]
@@ -85,9 +85,7 @@ def interrupt_after(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_commits_and_raises_and_the_run_resumes(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patch:
         interrupt_after(4, patch)
@@ -107,7 +105,7 @@ def test_ctrl_c_commits_and_raises_and_the_run_resumes(
 
 
 @pytest.mark.slow
-def test_errors_are_the_project_s_own(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_errors_are_the_project_s_own(tiny_pair: TinyPair, tmp_path: Path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(pipeline.RunError, match="holds files"):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from published_pair import Published, published  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from published_pair import Published
+from tiny_pair import TinyPair
 
 import pipeline
 from store.registry.version_folder import open_version
@@ -16,7 +16,7 @@ from store.registry.version_folder import open_version
 @pytest.mark.parametrize(
     "name", [2, "2", "omnidraft-drafter/2", "models:/omnidraft-drafter/2"], ids=["int", "text", "name", "uri"]
 )
-def test_a_registered_version_is_described(published: Published, tiny_pair: TinyPair, name: int | str):  # noqa: F811
+def test_a_registered_version_is_described(published: Published, tiny_pair: TinyPair, name: int | str):
     version = pipeline.load_version(name, published.uri)
     manifest = open_version(published.folder(2))
     assert (version.name, version.number, version.run, version.version) == ("omnidraft-drafter", 2, "tiny", 1)
@@ -27,7 +27,7 @@ def test_a_registered_version_is_described(published: Published, tiny_pair: Tiny
     assert 0 < version.metrics["probe/acceptance"] < 1
 
 
-def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (model, tokenizer), (same, _) = (
         version.load()
@@ -50,12 +50,12 @@ def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeyp
         (-1, "must be a number"),
     ],
 )
-def test_versions_that_are_not_there(published: Published, name: int | str, message: str):  # noqa: F811
+def test_versions_that_are_not_there(published: Published, name: int | str, message: str):
     with pytest.raises(pipeline.ModelError, match=message):
         pipeline.load_version(name, published.uri)
 
 
-def test_a_folder_that_is_no_version_or_was_changed(published: Published, tmp_path: Path):  # noqa: F811
+def test_a_folder_that_is_no_version_or_was_changed(published: Published, tmp_path: Path):
     with pytest.raises(pipeline.CorruptError, match=r"manifest\.json"):
         pipeline.load_version(tmp_path)
     shutil.copytree(published.folder(2), tmp_path / "copy")

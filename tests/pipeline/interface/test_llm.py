@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from published_pair import Published, published  # noqa: F401  (a fixture)
 from replaying import QUICK
 from serving_tiny import NEW_TOKENS, assert_sound, greedy_generate, load_pair, select, texts, wait_until
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 import pipeline
 
@@ -27,14 +26,14 @@ def make_llm(pair: TinyPair, **changes: Any) -> pipeline.LLM:
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_pair: TinyPair) -> Iterator[pipeline.LLM]:  # noqa: F811
+def llm(tiny_pair: TinyPair) -> Iterator[pipeline.LLM]:
     threads = torch.get_num_threads()
     with make_llm(tiny_pair, batch=3) as llm:
         assert torch.get_num_threads() == threads
         yield llm
 
 
-def test_greedy_completions_are_the_target_s(llm: pipeline.LLM, tiny_pair: TinyPair):  # noqa: F811
+def test_greedy_completions_are_the_target_s(llm: pipeline.LLM, tiny_pair: TinyPair):
     completions = llm.generate(PROMPTS, **GREEDY)
     assert [one.tokens for one in completions] == [greedy_generate(tiny_pair, text) for text in PROMPTS]
     words = load_pair(tiny_pair).target_vocabulary
@@ -93,7 +92,7 @@ def test_prompts_that_do_not_fit(llm: pipeline.LLM):
         next(llm.stream(prompt))
 
 
-def test_threads_share_it(llm: pipeline.LLM, tiny_pair: TinyPair):  # noqa: F811
+def test_threads_share_it(llm: pipeline.LLM, tiny_pair: TinyPair):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda text: llm.generate(text, **GREEDY).tokens, PROMPTS))
     assert found == [greedy_generate(tiny_pair, text) for text in PROMPTS]
@@ -110,7 +109,7 @@ def test_an_interrupt_cancels_what_is_under_way(llm: pipeline.LLM, monkeypatch: 
     wait_until(lambda: llm._open.read_status().running + llm._open.read_status().waiting == 0)
 
 
-def test_nothing_is_left(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_nothing_is_left(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads, frozen = set(threading.enumerate()), gc.get_freeze_count()
     with make_llm(tiny_pair) as llm:
@@ -127,7 +126,7 @@ def test_nothing_is_left(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytes
             use()
 
 
-def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):
     llm = make_llm(tiny_pair)
 
     def fail(*_: object) -> None:
@@ -142,7 +141,7 @@ def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):
     run, learn = tmp_path / "run", {"spacing": "fixed", "interval": 2}
     with make_llm(tiny_pair, run=run, learning="live", learn=learn, publish={"enabled": False}) as llm:
         while not llm._open.read_status().drafter_version:
@@ -158,7 +157,7 @@ def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  #
         make_llm(tiny_pair, run=run)
 
 
-def test_llms_that_are_refused(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_llms_that_are_refused(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(pipeline.ConfigError, match="learning needs a run"):
         make_llm(tiny_pair, learning="live")

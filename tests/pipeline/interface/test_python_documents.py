@@ -7,14 +7,13 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from builtin_pair import builtin_pair, tiny_pair  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "first-run.ipynb"
 
 
 @pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtin_pair: None) -> None:  # noqa: F811
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtin_pair: None) -> None:
     monkeypatch.chdir(tmp_path)
 
 

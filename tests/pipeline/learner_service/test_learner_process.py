@@ -23,7 +23,7 @@ from serving_tiny import (
     texts,
     wait_until,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.learner_service import process as learner_process
 from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
@@ -132,9 +132,7 @@ def test_a_learner_that_dies_twice_is_not_restarted(
 
 @pytest.mark.slow
 def test_a_real_learner_learns_and_resumes_after_a_kill(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = make_config(tiny_pair)
     recorded = run_local_learner(config, tmp_path / "local", 8)
@@ -167,9 +165,7 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
 
 
 def test_its_log_arrives_in_the_process_that_serves(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = make_config(tiny_pair).with_overrides({"cache.budget_bytes": 1})
     learner = LearnerProcess(make_learner_config(config, tmp_path / "run"), SHARE, lambda event: None)
@@ -180,9 +176,7 @@ def test_its_log_arrives_in_the_process_that_serves(
 
 
 def test_a_signal_for_the_server_does_not_end_the_learner(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """A terminal's Ctrl-C and the end of a service reach every process; only the server ends the learner."""
     config = make_config(tiny_pair)
@@ -201,11 +195,7 @@ def test_a_signal_for_the_server_does_not_end_the_learner(
 
 
 @pytest.mark.slow
-def test_serving_continues_without_the_learner(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-):
+def test_serving_continues_without_the_learner(tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """After one kill the learner restarts, after two in quick succession it does not; requests are always answered."""
     run = tmp_path / "run"
     config = serve_config(tiny_pair, serve__learn="live", learn__spacing="fixed")

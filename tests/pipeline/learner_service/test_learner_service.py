@@ -18,7 +18,7 @@ from learner_hosting import (
     write_log,
 )
 from replaying import table_of
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.config.settings import Config
 from store.errors import RunError
@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: F811
+def case(request: pytest.FixtureRequest, tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Settings, and a local learner that ran over the stream."""
     config = make_config(tiny_pair, **CASES[request.param])
     with constants(**CONSTANTS):
@@ -89,7 +89,7 @@ def test_a_service_that_is_stopped_at_any_point_gives_the_same_events(
     assert events == learner.events
 
 
-def test_the_drift_case_has_drifts_recalls_and_versions(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_drift_case_has_drifts_recalls_and_versions(tiny_pair: TinyPair, tmp_path: Path):
     events = run_local_learner(make_config(tiny_pair, **DRIFTING), tmp_path / "run", PROMPTS).events
     assert [event for event in events if isinstance(event, Drifted) and event.acted_upon]
     assert [event for event in events if isinstance(event, Recalled)]
@@ -97,7 +97,7 @@ def test_the_drift_case_has_drifts_recalls_and_versions(tiny_pair: TinyPair, tmp
 
 
 @pytest.fixture(scope="module")
-def recorded(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RecordingLearner]:  # noqa: F811
+def recorded(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RecordingLearner]:
     """Settings and a local learner of a stream whose log is committed by its updates alone."""
     config = make_config(tiny_pair, commit__seconds=1000.0)
     with constants(**CONSTANTS):
@@ -148,7 +148,7 @@ def test_new_weights_are_those_of_the_last_update(recorded: tuple[Config, Record
     assert all(map(torch.equal, resumed.drafter, last.drafter))
 
 
-def test_the_end_finishes_the_log(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_end_finishes_the_log(tiny_pair: TinyPair, tmp_path: Path):
     config = make_config(tiny_pair, publish__enabled=True, publish__interval=4)
     learner = run_local_learner(config, tmp_path / "local", 6)
     setup = make_learner_config(config, tmp_path / "run")
@@ -165,7 +165,7 @@ def test_the_end_finishes_the_log(tiny_pair: TinyPair, tmp_path: Path):  # noqa:
         make_service(setup)
 
 
-def test_two_services_never_write_one_partition(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_two_services_never_write_one_partition(tiny_pair: TinyPair, tmp_path: Path):
     setup = make_learner_config(make_config(tiny_pair), tmp_path / "run")
     with make_service(setup), pytest.raises(RunError, match="must not be written by two processes"):
         make_service(setup)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from constants import NO_GATE
 from learner_hosting import learn_from, make_config, make_learner_config, make_service, run_local_learner
-from replaying import Command, config_of, omnidraft  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from replaying import Command, config_of
+from tiny_pair import TinyPair
 
 import pipeline
 from pipeline.learner_service.stored_learning import find_learner, unlearn
@@ -64,9 +64,7 @@ def difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 def test_a_run_that_unlearned_every_prompt_has_the_weights_of_one_that_learned_nothing(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    omnidraft: Command,  # noqa: F811
+    tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command
 ):
     run, ignorant = make_stopped(tiny_pair, tmp_path / "run"), tmp_path / "ignorant"
     make_stopped(tiny_pair, ignorant, learn__interval=1000)
@@ -81,7 +79,7 @@ def test_a_run_that_unlearned_every_prompt_has_the_weights_of_one_that_learned_n
     assert omnidraft("replay", "--resume", run).status == 0
 
 
-def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path):
     run, other = make_stopped(tiny_pair, tmp_path / "run"), make_stopped(tiny_pair, tmp_path / "other", seed=1)
     (own, before), (theirs, unchanged) = read_learned(run), read_learned(other)
     assert pipeline.merge_learning(run, other) == 1
@@ -92,7 +90,7 @@ def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path):
     assert difference(read_learned(other)[1], unchanged) == 0
 
 
-def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path: Path):
     """Of eight prompts two are of another tenant; the service without them has the same sums."""
     config = make_config(tiny_pair, **LEARNING | {"learn__interval": 1, "draft__stop": "never"})
     finished = run_local_learner(config, tmp_path / "local", 8).finished
@@ -114,11 +112,7 @@ def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path
     torch.testing.assert_close(learned[0][0].states_WW, learned[1][0].states_WW, atol=1e-9, rtol=1e-9)
 
 
-def test_what_gradient_steps_learned_is_not_taken_apart(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    omnidraft: Command,  # noqa: F811
-):
+def test_what_gradient_steps_learned_is_not_taken_apart(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):
     run = make_stopped(tiny_pair, tmp_path / "run", learn__method="gradient")
     typed = omnidraft("memory", "forget", run, "--learned", "--prompt", "0")
     assert typed.status == 2

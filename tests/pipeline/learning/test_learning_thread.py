@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from constants import constants
 from replaying import config_of
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
@@ -51,10 +51,7 @@ def slow_down(attempt: Callable[[DrafterTrainer, Assignment], Attempt]) -> Calla
 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_however_slow_the_thread_is_the_same_is_decided(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lag: int,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
 ):
     quick = events_of(tiny_pair, tmp_path, lag=lag)
     monkeypatch.setattr(DrafterTrainer, "attempt", slow_down(DrafterTrainer.attempt))
@@ -64,8 +61,7 @@ def test_however_slow_the_thread_is_the_same_is_decided(
 
 
 def test_what_is_drafted_while_an_update_is_under_way_is_drafted_by_the_weights_before(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
+    tiny_pair: TinyPair, tmp_path: Path
 ):
     events = events_of(tiny_pair, tmp_path, lag=1)
     (first, *_) = [update for update in drafter_updates(events) if update.served]
@@ -77,10 +73,7 @@ def test_what_is_drafted_while_an_update_is_under_way_is_drafted_by_the_weights_
     assert versions[first.offset + 1] == 1
 
 
-def test_an_update_under_way_at_the_end_of_the_stream_is_reported_and_served(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
+def test_an_update_under_way_at_the_end_of_the_stream_is_reported_and_served(tiny_pair: TinyPair, tmp_path: Path):
     """Two prompts to an update: the last is handed in with the last but one and would be adopted after the last."""
     in_place, in_parallel = (drafter_updates(events_of(tiny_pair, tmp_path, lag=lag)) for lag in (0, 2))
     assert [update.offset for update in in_place] == [update.offset for update in in_parallel]

@@ -7,7 +7,7 @@ import torch
 from recorded_examples import record_examples
 from replaying import config_of, run_replay, table_of
 from safetensors.torch import load_file
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import draftable
@@ -26,7 +26,7 @@ def completions(run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_published_version_has_an_output_layer_of_its_own_and_drafts(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_published_version_has_an_output_layer_of_its_own_and_drafts(tiny_pair: TinyPair, tmp_path: Path):
     changes = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path / 'ml.db'}"}
     run_replay(config_of(tiny_pair, **LEARNING, **changes), tmp_path / "run")
     folder = max((tmp_path / "run" / "versions").iterdir())

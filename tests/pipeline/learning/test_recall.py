@@ -10,7 +10,7 @@ from constants import constants
 from event_making import make_drifted
 from loop_doubles import runner_of
 from replaying import config_of
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences
 from torch import Tensor
 
 from pipeline.assembly.learner import drift_settings
@@ -99,11 +99,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
-def test_the_better_earlier_version_comes_back_bit_for_bit(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    lora: bool,
-):
+def test_the_better_earlier_version_comes_back_bit_for_bit(tiny_pair: TinyPair, tmp_path: Path, lora: bool):
     run = Run(tiny_pair, tmp_path, spoilt, learn__lora_rank=4 * lora, learn__rate=5e-3)
     recalled = run.recalled
     assert recalled.version is not None
@@ -116,7 +112,7 @@ def test_the_better_earlier_version_comes_back_bit_for_bit(
     assert len(run.later) == 11, "and the stream continues"
 
 
-def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):
     """Two prompts to an update: the one handed in with the prompt before the drift."""
     run = Run(tiny_pair, tmp_path, is_unharmed, lag=1)
     assert [update.offset for update in run.dropped] == [AT - 1]

@@ -10,7 +10,7 @@ from learner_hosting import prompts as sums
 from loop_doubles import StubDistill, prompts_of, runner_of, stub_loop
 from replaying import config_of
 from stored_states import store
-from tiny_pair import TinyPair, tiny_pair
+from tiny_pair import TinyPair
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
@@ -25,7 +25,6 @@ from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
 from stages.learn.training.weight_update import Weights
 from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
 
-__all__ = ["tiny_pair"]  # a fixture
 AT = 3  # the prompt that brings a drift to light
 
 

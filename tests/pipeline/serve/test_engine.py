@@ -21,7 +21,7 @@ from serving_tiny import (
     texts,
     wait_until,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Finish
@@ -32,7 +32,7 @@ SAMPLED = {"temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:  # noqa: F811
+def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
     """One server for the tests that check completions alone; nothing learns."""
     with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
         yield server
@@ -60,7 +60,7 @@ def submit_mixed(engine: LiveEngine, order: random.Random, prompts: list[str]) -
 
 @pytest.mark.representatives("live")
 @pytest.mark.parametrize("learn", ["off", "shadow", "live"])
-def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Path, learn: str):  # noqa: F811
+def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Path, learn: str):
     """Many at once, in random order, among requests of all other kinds, and while the drafter learns."""
     prompts, run = texts(700, 708 if learn == "off" else 703), tmp_path / "run"
     expected = {text: greedy_generate(tiny_pair, text) for text in prompts}
@@ -88,9 +88,7 @@ FROZEN = {"draft__sources": ("model",), "draft__stop": "never", "cache__budget_b
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [FROZEN, {"draft__max_draft": 0}], ids=["drafting", "plain"])
 def test_a_seeded_request_gives_the_same_text_next_to_any_others(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    changes: dict[str, Any],
+    tiny_pair: TinyPair, tmp_path: Path, changes: dict[str, Any]
 ):
     """Holds if drafting never changes: the draft decides which random number of the seed decides which token."""
     with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:
@@ -104,7 +102,7 @@ def test_a_seeded_request_gives_the_same_text_next_to_any_others(
         assert submit_prompt(engine, "Ann has 3 apples", seed=12, **SAMPLED).tokens != alone
 
 
-def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_pair: TinyPair):  # noqa: F811
+def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_pair: TinyPair):
     vocabulary = load_pair(tiny_pair).target_vocabulary
     for text in texts(700, 706):
         tokens = greedy_generate(tiny_pair, text)

@@ -27,7 +27,7 @@ from serving_tiny import (
     texts,
     wait_until,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.loop import UnfitPromptError
 from pipeline.serve.engine_process import EngineDownError, EngineProcess
@@ -64,7 +64,7 @@ def wait_for_restart(engine: EngineProcess, restarts: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: Path):
     events: list[Event] = []
     schema = GrammarSource("json_schema", json.dumps({"enum": ["yes", "no"]}))
     with engine_process(tiny_pair, tmp_path / "run", events) as engine:
@@ -89,7 +89,7 @@ def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: 
 
 
 @pytest.mark.slow
-def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPair, tmp_path: Path):
     run = tmp_path / "run"
     with engine_process(tiny_pair, run, batch=1, serve__waiting=2) as engine:
         done = [one for text in texts(700, 703) for one in complete_all(engine, [text])]
@@ -118,7 +118,7 @@ def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPai
 
 
 @pytest.mark.slow
-def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):
     """Tokenisation, too, runs in the engine's process."""
     failed: list[BaseException] = []
 
@@ -145,10 +145,7 @@ def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa:
 
 @pytest.mark.sweep
 def test_an_engine_that_always_fails_is_restarted_so_often_and_no_more(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv(VARIABLE, "commit: before the manifest=1")  # each process is killed at its first commit
 
@@ -178,11 +175,7 @@ class RaisingControls(SamplingParams):
 
 
 @pytest.mark.slow
-def test_an_error_of_the_engine_restarts_it(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_error_of_the_engine_restarts_it(tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with engine_process(tiny_pair, tmp_path / "run") as engine:
         (before,) = complete_all(engine, texts(700, 701))
         wait_until(lambda: len(select(tmp_path / "run", "SELECT * FROM prompts")) == 1)
@@ -226,7 +219,7 @@ def is_ready(server: ServerProcess) -> bool:
 
 
 @pytest.mark.slow
-def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: TinyPair, tmp_path: Path):
     run = tmp_path / "run"
     arguments = server_arguments(tiny_pair, run, **OFTEN)
     with server_process(tmp_path / "world", *arguments) as server:

@@ -15,7 +15,7 @@ from serving_tiny import (
     serve_config,
     submit_prompt,
 )
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences
 
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Chunk, Finish
@@ -32,11 +32,7 @@ def count_copied(engine: LiveEngine) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"prompts__cache_bytes": 0}], ids=str)
-def test_greedy_text_is_that_of_plain_decoding(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    changes: dict[str, Any],
-):
+def test_greedy_text_is_that_of_plain_decoding(tiny_pair: TinyPair, tmp_path: Path, changes: dict[str, Any]):
     with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:
         found = [submit_prompt(server.engine, text).tokens for text in QUESTIONS[:1]]
         found += [one.tokens for one in complete_all(server.engine, QUESTIONS[1:])]
@@ -54,7 +50,7 @@ def test_greedy_text_is_that_of_plain_decoding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
-def test_tenants_are_apart_unless_they_share(tiny_pair: TinyPair, tmp_path: Path, shared: bool):  # noqa: F811
+def test_tenants_are_apart_unless_they_share(tiny_pair: TinyPair, tmp_path: Path, shared: bool):
     with run_server(serve_config(tiny_pair, prompts__share_tenants=shared), tmp_path / "run") as server:
         hits = []
         for tenant in ("ann", "ida", "", "ida"):
@@ -91,7 +87,7 @@ def run_while_reading(
 
 
 @pytest.mark.constants(prompt_chunk=4)
-def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: TinyPair, tmp_path: Path):
     with run_server(serve_config(tiny_pair, draft__max_draft=0), tmp_path / "run") as server:
         parts = (len(server.engine.encode(QUESTIONS[0]).tokens) - UNREAD) // 4
         running, reading, before = run_while_reading(server, QUESTIONS[0], lambda cancel: None)
@@ -101,10 +97,7 @@ def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: Tiny
 
 
 @pytest.mark.constants(prompt_chunk=8)
-def test_a_request_that_is_cancelled_while_its_prompt_is_read_ends_at_once(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-):
+def test_a_request_that_is_cancelled_while_its_prompt_is_read_ends_at_once(tiny_pair: TinyPair, tmp_path: Path):
     """The part of its prompt that was read is known to the next request."""
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, draft__max_draft=0), run) as server:

@@ -20,7 +20,7 @@ from serving_tiny import (
     submit_prompt,
     wait_until,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.local_learner import NoLearner
@@ -46,7 +46,7 @@ class NotingLearner(NoLearner):
 
 
 @pytest.fixture
-def server(tiny_pair: TinyPair, tmp_path: Path) -> Iterator[ServerRun]:  # noqa: F811
+def server(tiny_pair: TinyPair, tmp_path: Path) -> Iterator[ServerRun]:
     with run_server(serve_config(tiny_pair, **OFTEN), tmp_path / "run") as server:
         yield server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from serving_tiny import assert_sound, load_pair, run_server, serve_config, submit_prompt, texts
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
 from pipeline.serve.messages import Finish
@@ -29,14 +29,14 @@ LONG = 160
 
 
 @pytest.fixture(scope="module")
-def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:  # noqa: F811
+def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
     run = tmp_path_factory.mktemp("served") / "run"
     with run_server(serve_config(tiny_pair), run) as server:
         yield server
     assert_sound(run)
 
 
-def test_greedy_text_is_that_of_a_plain_loop(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
+def test_greedy_text_is_that_of_a_plain_loop(server: ServerRun, tiny_pair: TinyPair):
     models, (text,) = load_pair(tiny_pair), texts(702, 703)
     grammar = server.engine.find_grammar(SOURCE)
     prompt, emitted = models.target_vocabulary.encode(text), list[int]()
@@ -69,7 +69,7 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
     assert called
 
 
-def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair: TinyPair, tmp_path: Path):
     ambiguous = GrammarSource("grammar", "start: x\nx: /[a-z ]/ | x x | x x x | x x x x")
     with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
         greedy, other = texts(700, 702)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from serving_tiny import assert_sound, complete_all, run_server, select, serve_config, texts, wait_until
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 from torch import Tensor
 
 from pipeline.learner_service.service import read_learner_checkpoint
@@ -38,7 +38,7 @@ def equal(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 @pytest.mark.slow
-def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Path):
     run = tmp_path / "run"
     base = learn_live(tiny_pair, run)
     for learn in ("off", "shadow", "live"):
@@ -55,7 +55,7 @@ def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Pat
 
 
 @pytest.mark.sweep
-def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: Path):
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, serve__learn="shadow", **LEARNING), run) as server:
         base = [weight.clone() for weight in server.models.drafter.trained_weights]
@@ -72,7 +72,7 @@ def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: 
 @pytest.mark.representatives("live")
 @pytest.mark.slow
 @pytest.mark.parametrize("learn", ["off", "live"])
-def test_offsets_resume_after_those_of_the_learner(tiny_pair: TinyPair, tmp_path: Path, learn: str):  # noqa: F811
+def test_offsets_resume_after_those_of_the_learner(tiny_pair: TinyPair, tmp_path: Path, learn: str):
     run = tmp_path / "run"
     learn_live(tiny_pair, run)
     checkpoint = read_learner_checkpoint(run)

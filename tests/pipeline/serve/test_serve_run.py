@@ -20,7 +20,7 @@ from serving_tiny import (
     submit_prompt,
     texts,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.config.settings import Config
 from pipeline.serve.messages import BusyError, Finish
@@ -42,7 +42,7 @@ def open_server(config: Config, run: Path, *, resume: bool = True) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):
     """Offsets, the n-gram cache and the time of the run continue in one log."""
     config = serve_config(tiny_pair)
     run = tmp_path / "run"
@@ -64,7 +64,7 @@ def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):  # n
 
 
 @pytest.mark.constants(serve_grace=0.0)
-def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair, tmp_path: Path):
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, batch=1), run) as server:
         engine = server.engine
@@ -80,7 +80,7 @@ def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair
 
 
 @pytest.mark.slow
-def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyPair, tmp_path: Path):
     """A copy of the folder at any time equals the run of a server that was killed then."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     config = serve_config(tiny_pair, **OFTEN)
@@ -106,11 +106,7 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["target", "drafter"])
-def test_other_models_are_refused_before_anything_is_written(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    which: str,
-):
+def test_other_models_are_refused_before_anything_is_written(tiny_pair: TinyPair, tmp_path: Path, which: str):
     """Models with the same sizes and vocabularies but other weights. No learner starts."""
     config = serve_config(tiny_pair)
     run = begin_run(config, tmp_path / "run")
@@ -129,8 +125,7 @@ def test_other_models_are_refused_before_anything_is_written(
 
 
 def test_a_folder_is_served_by_one_process_and_one_that_holds_a_run_by_resume_alone(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
+    tiny_pair: TinyPair, tmp_path: Path
 ):
     config = serve_config(tiny_pair)
     run = tmp_path / "run"
@@ -143,11 +138,7 @@ def test_a_folder_is_served_by_one_process_and_one_that_holds_a_run_by_resume_al
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_failed_start_releases_everything(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_failed_start_releases_everything(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The lock is free again, and the learner is closed."""
     closed = []
 

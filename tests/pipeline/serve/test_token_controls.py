@@ -16,7 +16,7 @@ from serving_tiny import (
     submit_prompt,
     texts,
 )
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
@@ -36,7 +36,7 @@ CONTROLS = [
 
 
 @pytest.fixture(scope="module")
-def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:  # noqa: F811
+def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
     with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
         yield server
 
@@ -56,7 +56,7 @@ def plain_loop(pair: TinyPair, text: str, controls: SamplingParams) -> tuple[int
 
 
 @pytest.mark.slow
-def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # noqa: F811
+def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):
     prompts, run = texts(700, 703), tmp_path / "run"
     with run_server(serve_config(tiny_pair), run) as server:
         listeners = [
@@ -78,7 +78,7 @@ def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # n
 
 
 @pytest.mark.slow
-def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
+def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tiny_pair: TinyPair):
     text = texts(700, 701)[0]
     whole, vocabulary = greedy_generate(tiny_pair, text), load_pair(tiny_pair).target_vocabulary
     stop = whole[5]

@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
-from tiny_pair import TinyPair, TinyTrio, tiny_pair, tiny_trio  # noqa: F401  (fixtures)
+from replaying import Command, config_of, run_replay, table_of
+from tiny_pair import TinyPair, TinyTrio
 
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import make_teacher
@@ -27,22 +27,20 @@ SETTINGS = {"sampling__temperature": 0.8, "batch": 3}
 
 
 @pytest.fixture(scope="module")
-def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "logged"
     run_replay(config_of(tiny_pair, **SETTINGS), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def models(tiny_pair: TinyPair, run: Path) -> Models:  # noqa: F811
+def models(tiny_pair: TinyPair, run: Path) -> Models:
     return load_only_target(config_of(tiny_pair, **SETTINGS), run)
 
 
 @pytest.fixture
 def online(
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[int, TrainingExample]]:
     """A run, and the examples that it learned from, by offset."""
     seen: dict[int, TrainingExample] = {}
@@ -62,7 +60,7 @@ def online(
 def test_the_examples_of_a_log_are_those_of_decoding(
     online: tuple[Path, dict[int, TrainingExample]],
     models: Models,
-    tiny_pair: TinyPair,  # noqa: F811
+    tiny_pair: TinyPair,
     monkeypatch: pytest.MonkeyPatch,
     logits: int,
 ):
@@ -87,10 +85,7 @@ def test_the_examples_of_a_log_are_those_of_decoding(
 
 @pytest.mark.slow
 def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
-    run: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Path, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(context, "Notifier", MagicMock())  # MLflow takes 15 s to begin
     config = make_training_config([run], {"learn.interval": 4})
@@ -125,10 +120,7 @@ def run_with(pair: TinyPair, folder: Path, drafter: Path | None = None) -> Path:
 
 
 def test_texts_of_another_vocabulary_are_tokenized_again(
-    run: Path,
-    tiny_trio: TinyTrio,  # noqa: F811
-    models: Models,
-    tmp_path: Path,
+    run: Path, tiny_trio: TinyTrio, models: Models, tmp_path: Path
 ):
     other = load_only_target(config_of(tiny_trio.pair, targets=(str(tiny_trio.other),)), tmp_path)
     read = read_run_texts(run)
@@ -142,7 +134,7 @@ def test_texts_of_another_vocabulary_are_tokenized_again(
     assert [text.emitted for text in own] == [completion.emitted for completion in read.completions]
 
 
-def test_the_command_trains_and_its_run_cannot_be_resumed(run: Path, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_the_command_trains_and_its_run_cannot_be_resumed(run: Path, tmp_path: Path, omnidraft: Command):
     options = ("--passes", 1, "--newest", 6, "--no-publish", "--run", tmp_path / "training", "--json")
     done = omnidraft("--log-level", "warning", "train", "--from-log", run, *options)
     assert done.status == 0, done.err

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from published_pair import Published, published  # noqa: F401  (fixtures)
+from published_pair import Published
 from replaying import config_of
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair
 from typer.testing import CliRunner
 
 from pipeline.assembly.models import load_models
@@ -154,12 +154,12 @@ def test_a_sentence_reports_few_prompts():
 
 
 @pytest.fixture
-def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:  # noqa: F811
+def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:
     return open_sides(("baseline", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
 
 
 @pytest.mark.slow
-def test_versions_are_named_by_number_alias_folder_or_baseline(published: Published, tmp_path: Path):  # noqa: F811
+def test_versions_are_named_by_number_alias_folder_or_baseline(published: Published, tmp_path: Path):
     promote(published.uri, MODEL, 2)
     newest = published.newest
 
@@ -173,7 +173,7 @@ def test_versions_are_named_by_number_alias_folder_or_baseline(published: Publis
     assert numbers(str(published.folder(1)), "2") == [None, 2]
 
 
-def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noqa: F811
+def test_two_folders_need_no_store(published: Published, tmp_path: Path):
     folders = str(published.folder(1)), str(published.folder(2))
     uri = f"sqlite:///{tmp_path / 'none.db'}"
     first, second = open_sides(folders, uri, MODEL, tmp_path / "versions")
@@ -192,17 +192,13 @@ def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noq
     ],
 )
 def test_a_name_that_means_nothing_is_refused(
-    published: Published,  # noqa: F811
-    tmp_path: Path,
-    names: tuple[str, str],
-    error: type[Exception],
-    message: str,
+    published: Published, tmp_path: Path, names: tuple[str, str], error: type[Exception], message: str
 ):
     with pytest.raises(error, match=message):
         open_sides(names, published.uri, MODEL, tmp_path / "versions")
 
 
-def test_a_pruned_baseline_is_refused(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_pruned_baseline_is_refused(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     left = list_versions(published.uri)[:-1]
     monkeypatch.setattr(compare_build, "list_versions", lambda uri, model: left)
     with pytest.raises(UsageError, match="the baseline was pruned: version 2 is the first that is left"):
@@ -234,7 +230,7 @@ def test_no_side_learns_an_adapter_of_its_own(sides: tuple[Side, Side]):
     assert not make_comparison_config(config, target=None, sides=sides, as_served=True).learn.lora
 
 
-def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # noqa: F811
+def test_a_changed_version_is_refused(published: Published, tmp_path: Path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in published.folder(2).iterdir():
@@ -244,7 +240,7 @@ def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # 
         open_sides((str(copy), "1"), published.uri, MODEL, tmp_path / "versions")
 
 
-def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Side], tiny_pair: TinyPair):  # noqa: F811
+def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Side], tiny_pair: TinyPair):
     assert find_common_target(*sides) == str(tiny_pair.target)
     manifest = {**sides[1].manifest, "target": "another"}
     other = Side("#9", 9, sides[1].folder, manifest)  # type: ignore[arg-type]
@@ -253,7 +249,7 @@ def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Si
     assert make_comparison_config(Config(), target="x", sides=(sides[0], other), as_served=False).targets == ("x",)
 
 
-def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):  # noqa: F811
+def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):
     assert read_prompts(Config(), None) == probe_prompts()
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), None)) == 4
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), str(tiny_pair.sums))) == 4
@@ -279,7 +275,7 @@ def run(
     return compare(config, sides, read_prompts(config, str(source)), "", scratch, lambda done: None)
 
 
-def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):
     found = run(sides, tmp_path, tiny_pair.sums)
     assert len(found.prompts) == 6
     assert [one.tokens for one in found.passages[0]] == [one.tokens for one in found.passages[1]]
@@ -295,7 +291,7 @@ def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], t
 
 
 @pytest.mark.slow
-def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):
     names = ("2", str(published.folder(2)))
     sides = open_sides(names, published.uri, MODEL, tmp_path / "versions")
     for temperature in (0.0, 1.0):
@@ -305,7 +301,7 @@ def test_a_version_against_itself_shows_no_change(published: Published, tmp_path
         assert found.metrics["block_efficiency"].change == 0
 
 
-def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):
     costs = {"draft__costs": 0.1}
     fixed = run(sides, tmp_path, tiny_pair.sums, **costs)
     served = run(sides, tmp_path, tiny_pair.sums, as_served=True, **costs)
@@ -313,7 +309,7 @@ def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_pat
     assert [one.judged for one in served.passages[1]] != [one.judged for one in fixed.passages[1]]
 
 
-def test_as_served_copied_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_as_served_copied_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):
     settings = {"draft__stop": "never", "draft__pause": False, "sampling__max_new_tokens": 48}
     settings |= {"draft__sources": ("own", "model")}
     found = run(sides, tmp_path, tiny_pair.sums, as_served=True, **settings)
@@ -360,10 +356,7 @@ def test_greedy_texts_that_differ_are_an_error(
 
 
 def test_differing_texts_are_judged_after_the_encoded_prompt(
-    monkeypatch: pytest.MonkeyPatch,
-    sides: tuple[Side, Side],
-    tmp_path: Path,
-    tiny_pair: TinyPair,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair
 ):
     """The prompt is in the target's chat template, if prompts are chat prompts."""
     template = tmp_path / "chat.jinja"
@@ -390,9 +383,7 @@ def run_command(*arguments: object) -> str:
 
 
 def test_the_command_prints_a_table_and_writes_json_and_mlflow(
-    published: Published,  # noqa: F811
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
+    published: Published, tiny_pair: TinyPair, tmp_path: Path
 ):
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 3, "--max-new-tokens", 12)
     printed = run_command("compare", "baseline", "candidate", *options, "--json", tmp_path / "metrics.json")
@@ -406,7 +397,7 @@ def test_the_command_prints_a_table_and_writes_json_and_mlflow(
     assert run.data.metrics["acceptance_rate/change"] == pytest.approx(written["figures"]["acceptance_rate"]["change"])
 
 
-def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: TinyPair, tmp_path: Path):
     promote(published.uri, MODEL, 2)
     named = config_of(tiny_pair, drafter=f"models:/{MODEL}@champion")
     (models,) = load_models(named, published.uri, tmp_path)
@@ -414,12 +405,12 @@ def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: Tiny
     assert open_version(models.drafter_folder) == open_version(published.folder(2))
 
 
-def test_the_command_does_not_write_to_mlflow_with_its_option(published: Published, tiny_pair: TinyPair):  # noqa: F811
+def test_the_command_does_not_write_to_mlflow_with_its_option(published: Published, tiny_pair: TinyPair):
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--no-publish", "--max-new-tokens", 4)
     assert "MLflow" not in run_command("compare", "1", "2", *options)
 
 
-def test_a_limit_that_was_typed_counts(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_limit_that_was_typed_counts(published: Published, tiny_pair: TinyPair, tmp_path: Path):
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--no-publish", "--max-new-tokens", 4)
     more = ("--set", "source.limit=2", "--set", "sampling.max_new_tokens=9", "--json", tmp_path / "metrics.json")
     assert "Too few prompts for an interval: 2" in run_command("compare", "1", "2", *options, *more)
@@ -428,10 +419,7 @@ def test_a_limit_that_was_typed_counts(published: Published, tiny_pair: TinyPair
 
 
 def test_a_json_file_that_cannot_be_written_is_reported(
-    published: Published,  # noqa: F811
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    published: Published, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write = Path.write_text
 

@@ -14,11 +14,11 @@ import torch
 from assisted_counting import Counts, counting, greedy, simulate
 from constants import NO_GATE
 from huggingface_hub import ModelCard
-from published_pair import Published, published  # noqa: F401  (fixtures)
+from published_pair import Published
 from pyarrow import parquet
 from replaying import config_of, run_replay
 from safetensors import SafetensorError
-from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401
+from tiny_pair import TinyPair, sentences, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.model_building import recipes
@@ -40,7 +40,7 @@ MODEL = "omnidraft-drafter"
 
 
 @pytest.fixture(scope="module")
-def exported(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def exported(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_version(published.uri, MODEL, published.newest, tmp_path_factory.mktemp("export") / "drafter")
 
 
@@ -64,7 +64,7 @@ def test_it_is_a_plain_folder_with_one_set_of_weights(exported: Path):
     assert sorted(path.name for path in exported.parent.iterdir()) == ["drafter"], "something was left names it"
 
 
-def test_the_weights_are_the_version_s(exported: Path, published: Published):  # noqa: F811
+def test_the_weights_are_the_version_s(exported: Path, published: Published):
     ours = AutoModelForCausalLM.from_pretrained(exported).state_dict()
     theirs = AutoModelForCausalLM.from_pretrained(published.folder(published.newest)).state_dict()
     baseline = AutoModelForCausalLM.from_pretrained(published.folder(1)).state_dict()
@@ -72,14 +72,14 @@ def test_the_weights_are_the_version_s(exported: Path, published: Published):  #
     assert not all(torch.equal(ours[name], baseline[name]) for name in baseline), "nothing was learned"
 
 
-def test_the_cache_is_readable_by_anyone(exported: Path, published: Published):  # noqa: F811
+def test_the_cache_is_readable_by_anyone(exported: Path, published: Published):
     table = parquet.read_table(exported / "omnidraft/ngrams.parquet")
     assert table.column_names == ["pieces", "token", "count"]
     entries = open_version(published.folder(published.newest))["counters"]["cache_entries"]
     assert table.num_rows == entries > 0
 
 
-def test_the_card_has_origin_and_usage(exported: Path, published: Published):  # noqa: F811
+def test_the_card_has_origin_and_usage(exported: Path, published: Published):
     card = ModelCard.load(exported / "README.md")
     assert card.data.library_name == "transformers"
     manifest = open_version(published.folder(published.newest))
@@ -89,7 +89,7 @@ def test_the_card_has_origin_and_usage(exported: Path, published: Published):  #
     assert str(exported.parent) not in card.text, "a path of this machine"
 
 
-def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch, capsys):  # noqa: F811
+def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch, capsys):
     code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(exported.parent)
     assert 'target_name, drafter_name = "TARGET", "drafter"' in code  # a path of this machine is no name for others
@@ -100,13 +100,13 @@ def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch
 HOSTILE = "x/y'; touch here #\"\n```\n# Danger"
 
 
-def make_card(published: Published, folder: str, **changes: str) -> str:  # noqa: F811
+def make_card(published: Published, folder: str, **changes: str) -> str:
     details = show_version(published.uri, MODEL, 1)
     manifest = {**details.manifest, **changes}
     return VersionCard(replace(details, manifest=manifest), [1], folder, 5, 7, None).to_markdown()  # type: ignore[arg-type]
 
 
-def test_no_code_of_the_card_is_a_manifest_s(published: Published):  # noqa: F811
+def test_no_code_of_the_card_is_a_manifest_s(published: Published):
     harmless = make_card(published, "DRAFTER", target="TARGET", name="NAME")
     for target in (HOSTILE, "--config=x", "a/b; rm", "a\nb", "$(x)"):
         card = make_card(published, "a $(b)", target=target, name=HOSTILE)
@@ -122,7 +122,7 @@ def test_no_code_of_the_card_is_a_manifest_s(published: Published):  # noqa: F81
         ("/some/folder", "TARGET", "/some/folder"),
     ],
 )
-def test_a_plain_name_is_in_the_card_s_code(published: Published, target: str, model: str, own: str):  # noqa: F811
+def test_a_plain_name_is_in_the_card_s_code(published: Published, target: str, model: str, own: str):
     card = make_card(published, "drafter", target=target)
     assert f'target_name, drafter_name = "{model}", "drafter"' in card
     assert f"omnidraft replay --target {own} --drafter models:/{MODEL}/1" in card
@@ -133,7 +133,7 @@ def extract_code(card: str) -> list[str]:
     return card.split("```")[1::2]
 
 
-def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pair: TinyPair):
     target, words = (kind.from_pretrained(tiny_pair.target) for kind in (AutoModelForCausalLM, AutoTokenizer))
     drafter, pieces = (kind.from_pretrained(exported) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert drafter.generation_config.num_assistant_tokens == DRAFT_LENGTH
@@ -146,7 +146,7 @@ def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pa
 
 
 @pytest.fixture(scope="module")
-def same_vocabulary_target(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def same_vocabulary_target(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A larger model with the drafter's own vocabulary."""
     folder = tmp_path_factory.mktemp("same_vocabulary_target")
     recipe = tiny_model("drafter")
@@ -160,10 +160,7 @@ def same_vocabulary_target(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.slow
 def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
-    exported: Path,
-    same_vocabulary_target: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    tmp_path: Path,
+    exported: Path, same_vocabulary_target: Path, tiny_pair: TinyPair, tmp_path: Path
 ):
     config = config_of(tiny_pair, drafter=str(exported), targets=(str(same_vocabulary_target),))
     (models,) = load_models(config, "", tmp_path)
@@ -192,7 +189,7 @@ def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
 
 @pytest.mark.slow
 @pytest.mark.constants(gate_every=NO_GATE)
-def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):
     config = config_of(tiny_pair, publish__enabled=True, learn__lora_rank=4)
     run_replay(config.with_overrides({"learn.rate": 2e-2}), tmp_path / "runs" / "lora")
     version = max((tmp_path / "runs/lora/versions").iterdir())
@@ -238,11 +235,7 @@ def change_version(runs: Path, digest: str, *, sealed: bool, **files: bytes) -> 
     ],
 )
 def test_a_crafted_version_is_refused_before_anything_is_written(
-    published: Published,  # noqa: F811
-    tmp_path: Path,
-    name: str,
-    sealed: bool,
-    reason: str,
+    published: Published, tmp_path: Path, name: str, sealed: bool, reason: str
 ):
     digest = open_version(published.folder(published.newest))["digest"]
     with (
@@ -253,18 +246,14 @@ def test_a_crafted_version_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_holds_files_is_left_alone(published: Published, tmp_path: Path):  # noqa: F811
+def test_a_folder_that_holds_files_is_left_alone(published: Published, tmp_path: Path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(UsageError, match="new or empty folder"):
         export_version(published.uri, MODEL, 1, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_an_export_follows_links(
-    published: Published,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_an_export_follows_links(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("empty", "here"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to("empty")
@@ -278,7 +267,7 @@ def test_an_export_follows_links(
         export_version(published.uri, MODEL, 1, tmp_path / "file" / "below")
 
 
-def test_a_full_disk_is_reported(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_full_disk_is_reported(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*rest: object, **more: object) -> None:
         raise SafetensorError("No space left on device")
 
@@ -288,7 +277,7 @@ def test_a_full_disk_is_reported(published: Published, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_drafter_that_is_gone_has_no_licence(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_drafter_that_is_gone_has_no_licence(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def raise_missing(*rest: object) -> str:
         raise ModelError("it is raise_missing")
 
@@ -298,13 +287,13 @@ def test_a_drafter_that_is_gone_has_no_licence(published: Published, tmp_path: P
     )
 
 
-def test_an_unknown_version_makes_no_folder(published: Published, tmp_path: Path):  # noqa: F811
+def test_an_unknown_version_makes_no_folder(published: Published, tmp_path: Path):
     with pytest.raises(ModelError, match="must have a version 99"):
         export_version(published.uri, MODEL, 99, tmp_path / "new" / "drafter")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lineage_ends_at_the_baseline(published: Published):  # noqa: F811
+def test_the_lineage_ends_at_the_baseline(published: Published):
     known = list_versions(published.uri)
     assert find_lineage(published.newest, known) == list(range(published.newest, 0, -1))
     assert find_lineage(1, known) == [1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import FakeTarget, ModelRunner, fake_config, put_vllm
-from tiny_pair import TinyPair, sentences, tiny_pair
+from tiny_pair import TinyPair, sentences
 
 from pipeline.vllm_plugin.engine import PluginEngine
 from pipeline.vllm_plugin.proposer import OmnidraftProposer
@@ -13,7 +13,6 @@ from stages.engine.models.huggingface import load_tokenizer
 from store.log.partitions import LEARNER, partition_folder
 from store.query.log_reader import LogReader
 
-__all__ = ["tiny_pair"]
 MOST = 24  # tokens of a completion
 
 

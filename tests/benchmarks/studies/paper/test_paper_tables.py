@@ -13,7 +13,7 @@ import typer
 from places import ROOT
 from replaying import config_of
 from study_making import record
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences
 from typer.testing import CliRunner, Result
 
 from benchmarks.studies import task as study_run
@@ -71,7 +71,7 @@ def test_every_number_is_one_of_the_papers(table: PaperTable):
 
 
 @pytest.fixture(scope="module")
-def data(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def data(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of data with prompts of the tiny pair in place of GSM8K."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -89,7 +89,7 @@ def run_table(pair: TinyPair, data: Path, *arguments: object) -> Result:
 
 
 @pytest.mark.slow
-def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
+def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, data: Path, tmp_path: Path):
     page, out = tmp_path / "page.md", tmp_path / "runs"
     arguments = ("--table", 5, "--limit", 6, "--out", out, "--markdown", page)
     done = run_table(tiny_pair, data, "--only", "k3", *arguments)
@@ -119,7 +119,7 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
     assert [line for line in hits.output.splitlines() if line in ("k=3", "k=4")] == ["k=3", "k=4"]
 
 
-def test_wrong_options_are_refused(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
+def test_wrong_options_are_refused(tiny_pair: TinyPair, data: Path, tmp_path: Path):
     for arguments, words in (
         (("--table", 7), "--table must be one of 1, 2"),
         (("--figure", 1), "--figure must be one of 5, 6"),
@@ -169,7 +169,7 @@ def test_the_size_of_the_cache_is_next_to_the_papers():
     ]
 
 
-def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pair: TinyPair, tmp_path: Path):
     arm = PAPER_TABLES["2"].blocks[0].study.arm("adapt only")
     assert arm.settings["learn.rate"] == NO_STEP
     assert arm.settings["draft.max_draft"] > FIXED["draft.max_draft"]

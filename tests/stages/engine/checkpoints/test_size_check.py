@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.engine.checkpoints.size_check import measure_files, require_plausible_sizes
@@ -15,7 +15,7 @@ from store.errors import ModelError
 
 
 @pytest.fixture
-def folder(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+def folder(tiny_pair: TinyPair, tmp_path: Path) -> Path:
     """A copy of a small model."""
     return Path(shutil.copytree(tiny_pair.target, tmp_path / "model"))
 

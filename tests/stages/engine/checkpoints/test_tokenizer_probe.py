@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 
 from stages.engine.checkpoints import tokenizer_probe
 from stages.engine.checkpoints.tokenizer_probe import require_bounded_tokenizer
@@ -24,7 +24,7 @@ def doubling(times: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def version(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+def version(tiny_pair: TinyPair, tmp_path: Path) -> Path:
     """A folder that looks like a published version."""
     folder = shutil.copytree(tiny_pair.target, tmp_path / "version")
     (folder / SEAL).write_text("{}")
@@ -70,9 +70,7 @@ def test_one_that_takes_too_much_is_refused_in_one_line(version: Path, monkeypat
 
 
 def test_models_of_a_hub_and_published_versions_are_tried(
-    version: Path,
-    tiny_pair: TinyPair,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    version: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
 ):
     tried: list[str] = []
     monkeypatch.setattr(huggingface, "require_bounded_tokenizer", lambda path, source: tried.append(source))

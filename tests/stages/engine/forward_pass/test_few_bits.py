@@ -6,7 +6,7 @@ import gguf_making
 import pytest
 import torch
 from doubles import row_of
-from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences
 from torch import nn
 
 from pipeline.assembly.models import load_models
@@ -35,7 +35,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: TinyPair) -> TinyPair:  # noqa: F811
+def pair(tiny_pair: TinyPair) -> TinyPair:
     """Gives the tokenizer of the target, and the drafter."""
     return tiny_pair
 

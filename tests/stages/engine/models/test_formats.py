@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -298,7 +298,7 @@ def test_of_a_model_of_images_and_text_the_text_part_is_used(kind: str, tmp_path
 
 
 @pytest.fixture
-def wide(tiny_pair: TinyPair, tmp_path: Path) -> tuple[Path, Any]:  # noqa: F811
+def wide(tiny_pair: TinyPair, tmp_path: Path) -> tuple[Path, Any]:
     """A copy of a model whose tokenizer can be widened."""
     shutil.copytree(tiny_pair.target, tmp_path / "wide")
     return tmp_path / "wide", load_tokenizer(str(tmp_path / "wide"))
