@@ -6,7 +6,7 @@ import gguf_making
 import pytest
 import torch
 from doubles import row_of
-from tiny_pair import TinyPair, sentences
+from tiny_pair import TinyPair
 from torch import nn
 
 from pipeline.assembly.models import load_models
