@@ -75,13 +75,6 @@ def _output(server: Path, option: str) -> str:
 class LlamaCppArm(TextArm):
     """llama.cpp's server with continuous batching, one slot per prompt of the batch.
 
-    Args:
-        found: server and version.
-        request: target and sampling.
-        words: encodes prompts in the target's vocabulary.
-        folder: for the log of the server.
-        mode: one of `found.modes`.
-
     Raises:
         UsageError: the server refuses the model; the message has its reason.
     """

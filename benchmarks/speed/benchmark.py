@@ -103,12 +103,6 @@ def measure(
 ) -> dict[str, list[MeasuredRound]]:
     """Warm up all arms on the first prompts, then run each round with all arms in rotating order.
 
-    Args:
-        arms: arms by name.
-        prompts: `plan.warm_up` untimed prompts, then `plan.prompts` timed ones.
-        plan: size of the measurement.
-        monitor: shows steps and results.
-
     Returns:
         the timed rounds of each arm. After Ctrl-C these are the rounds that all arms have finished.
 
@@ -139,12 +133,6 @@ def measure(
 
 def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> SpeedReport:
     """Load the models, choose prompts, measure all arms and compare them with `plain`, or else with the first arm.
-
-    Args:
-        config: models, sources, sampling and batch size; each arm sets its own publishing.
-        plan: size of the measurement; its arms can run at this batch size.
-        engines: other engines on this machine.
-        monitor: shows steps and results.
 
     Raises:
         ModelError, VocabularyError: as `load_models`.
@@ -235,14 +223,7 @@ def compare(
     workshop: Workshop,
     temperature: float,
 ) -> dict[str, ArmResults]:
-    """Compare every arm with the reference. Surprisal, or the logits where greedy texts diverge, is from the target.
-
-    Args:
-        rounds: timed rounds of every arm.
-        prompts: prompts of every round.
-        workshop: has the target and the encoder.
-        temperature: temperature of the target; 0 is greedy.
-    """
+    """Compare every arm with the reference. Surprisal, or the logits where greedy texts diverge, is from the target."""
     encode, reference = workshop.words.encode, rounds[reference_of(tuple(rounds))]
     encoded = [[encode(prompt) for prompt in chunk] for chunk in prompts]
     if temperature > 0:

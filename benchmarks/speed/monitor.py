@@ -19,25 +19,12 @@ class Monitor:
         self._began = perf_counter()
 
     def start_step(self, phase: str, what: str, number: int = 1, total: int = 1) -> None:
-        """Log the start of a step, as `warm-up 2/5: memory`.
-
-        Args:
-            phase: phase of the benchmark.
-            what: what the step does, such as the name of an arm.
-            number: number of the step in its phase, from 1.
-            total: number of steps of the phase.
-        """
+        """Log the start of a step, as `warm-up 2/5: memory`."""
         self._began = perf_counter()
         LOG.info("%s: %s", f"{phase} {number}/{total}" if total > 1 else phase, what)
 
     def finish_turn(self, name: str, rounds: Rounds, planned: int) -> None:
-        """Log the results of a round, if the arm was its last.
-
-        Args:
-            name: name of the arm.
-            rounds: finished rounds by arm. In the current round some arms may not have run yet.
-            planned: number of rounds to measure.
-        """
+        """Log the results of a round, if the arm was its last."""
         done = len(rounds[name])
         if any(len(one) < done for one in rounds.values()):
             return

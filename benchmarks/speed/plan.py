@@ -39,16 +39,7 @@ class SpeedPlan:
         *,
         defaults: PlanDefaults = FULL,
     ) -> "SpeedPlan":
-        """The plan of a batch size.
-
-        Args:
-            arms: names of the arms.
-            batch: batch size.
-            prompts: number of timed prompts, rounded up to whole rounds; None for the default.
-            round_prompts: prompts per round; None for the default.
-            warm_up: number of untimed prompts; None for the default.
-            defaults: sizes that are not given.
-        """
+        """The plan of a batch size."""
         size = round_prompts or max(defaults.round_prompts, defaults.per_row * batch)
         wanted = prompts or defaults.rounds * size
         return cls(tuple(arms), size, -(-wanted // size), defaults.warm_up if warm_up is None else warm_up)

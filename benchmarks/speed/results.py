@@ -96,13 +96,7 @@ def summarize_rounds(
     greedy: bool,
     widest_difference: float | None = None,
 ) -> ArmResults:
-    """Compute the results of an arm relative to the reference arm, round by round, on the same prompts.
-
-    Args:
-        own, reference: rounds of the two arms.
-        greedy: whether equal tokens are expected.
-        widest_difference: as in `ArmResults`.
-    """
+    """Compute the results of an arm relative to the reference arm, round by round, on the same prompts."""
     tokens, seconds = sum(one.emitted for one in own), sum(one.seconds for one in own)
     works = [one.work for one in own if one.work is not None]
     blocks = sum(work.blocks for work in works)

@@ -23,10 +23,6 @@ Method = Callable[[Any, Sequence[Sequence[int]], Request], list[list[int]]]
 class PromptWords:
     """Encodes prompts for all arms as the pipeline does, and decodes completions.
 
-    Args:
-        config: whether prompts are put into a chat template.
-        models: models with their vocabularies.
-
     Raises:
         ConfigError: prompts must be chat prompts, but the target has no usable template.
     """
@@ -52,11 +48,7 @@ def request_of(models: Models, config: Config) -> Request:
 
 
 class TextArm(Arm):
-    """Times completions from text to text, as in the pipeline.
-
-    Args:
-        words: encodes prompts and decodes completions.
-    """
+    """Times completions from text to text, as in the pipeline."""
 
     def __init__(self, words: PromptWords) -> None:
         self._words = words
@@ -79,15 +71,7 @@ class TextArm(Arm):
 
 
 class GenerateArm(TextArm):
-    """An arm that calls a generation method of `transformers` on static batches of a round's prompts.
-
-    Args:
-        words: encodes prompts and decodes completions.
-        target: a model of `transformers`.
-        request: sampling, end-of-sequence ids and length.
-        batch: batch size.
-        method: function that completes a batch.
-    """
+    """An arm that calls a generation method of `transformers` on static batches of a round's prompts."""
 
     def __init__(self, words: PromptWords, target: Any, request: Request, batch: int, method: Method) -> None:
         super().__init__(words)
@@ -106,10 +90,6 @@ class ContinuousArm(TextArm):
     """Continuous batching of `transformers`, one call per round.
 
     It starts before the clock of a round and stops after it, because its threads slow down other arms.
-
-    Args:
-        words: encodes prompts and decodes completions.
-        batching: continuous batching on a target that no other arm uses.
     """
 
     def __init__(self, words: PromptWords, batching: ContinuousBatching) -> None:

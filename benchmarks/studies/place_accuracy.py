@@ -13,9 +13,6 @@ from store.events import Updated
 class MeasuringDistiller(Distiller):
     """A distiller that measures the drafter in service on every prompt before it learns from it.
 
-    Args:
-        distill: learns.
-
     Attributes:
         wall, cpu: seconds that the measurements took.
     """

@@ -127,12 +127,7 @@ class ClockTimes:
 
 
 class Collector:
-    """Collects the counts for a record from the events of a run.
-
-    Args:
-        pairs: the vocabularies of each target and of its drafter, by the target's name.
-        count_entries: returns the present number of entries of the n-gram caches.
-    """
+    """Collects the counts for a record from the events of a run."""
 
     def __init__(self, pairs: Mapping[str, Pair], count_entries: Callable[[], int]) -> None:
         self._pairs, self._count_entries = pairs, count_entries
