@@ -132,11 +132,6 @@ def test_a_fifth_continuation_replaces_the_rarest():
     assert_sound(table)
 
 
-def test_of_equal_counts_the_last_to_reach_it_comes_first():
-    table = make_table([1, 2], [1, 3])
-    assert table.find([1])[0][1].tokens == [3, 2]
-
-
 def test_the_prompt_is_context_and_is_not_counted():
     table = make_table([1, 2, 3, 4], begin=3)
     assert table.find([1]) == table.find([2]) == []
