@@ -88,8 +88,5 @@ def _invert(weights_NV: Tensor, uniforms: Sequence[float]) -> Tensor:
     """
     cumulative_NV = weights_NV.to(torch.float64).cumsum(-1)
     uniforms_N1 = torch.tensor(uniforms, dtype=torch.float64, device=weights_NV.device)[:, None]
-    all_N1 = cumulative_NV[:, -1:].contiguous()
-    index_N1 = torch.searchsorted(cumulative_NV, uniforms_N1 * all_N1, right=True)
-    last_N1 = torch.searchsorted(cumulative_NV, all_N1)  # the last index with weight: rounding must not lead beyond it
-    last_N1 = last_N1.clamp_(max=weights_NV.shape[-1] - 1)  # of weights that are not finite, any
-    return torch.minimum(index_N1, last_N1)[:, 0]
+    index_N1 = torch.searchsorted(cumulative_NV, uniforms_N1 * cumulative_NV[:, -1:], right=True)
+    return index_N1.clamp_(max=weights_NV.shape[-1] - 1)[:, 0]  # of weights that are 0 or not finite, any
