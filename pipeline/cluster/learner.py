@@ -27,13 +27,7 @@ class LearnerReport:
 
 
 class LearnerActor:
-    """Used by one thread. Nothing is loaded before `start`.
-
-    Args:
-        config: of the service.
-        working_folder: base of relative names of models, if the folder exists on this machine.
-        log_level: lowest level of the log records in reports; None leaves logging as it is.
-    """
+    """Used by one thread. Nothing is loaded before `start`. The arguments are as of `WorkerSetup`."""
 
     def __init__(self, config: LearnerConfig, working_folder: Path, log_level: int | None = None) -> None:
         self._config, self._working_folder, self._records = config, working_folder, RecordQueue(log_level)

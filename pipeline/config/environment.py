@@ -59,6 +59,6 @@ def parse_value(text: str, field: FieldInfo) -> Any:
 
 
 def _is_text(annotation: Any) -> bool:
-    if get_origin(annotation) in (tuple, Literal):
+    if get_origin(annotation) in (dict, tuple, Literal):
         return False
     return annotation in (str, Path) or any(map(_is_text, get_args(annotation)))

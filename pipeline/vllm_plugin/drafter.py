@@ -37,7 +37,6 @@ class PlainTrials(Exploration):
         self._costs, self._unmeasured, self._tries = costs, 0, False
 
     def begin_pass(self, rows: int) -> None:
-        """Choose for a pass over this many rows."""
         self._tries = False
         if self._costs and rows and not self._costs.is_measured(rows):
             self._unmeasured += 1
@@ -52,9 +51,7 @@ class PromptMaker:
     """Makes a sequence of the tokens of a prompt.
 
     Args:
-        longest: maximum number of tokens of a text.
-        spell: returns the drafter's pieces of a prompt.
-        decode: returns its text, which the log keeps.
+        spell: returns the drafter's pieces of a prompt; `decode` its text, which the log keeps.
         accepts_examples: whether a training example of the next prompt is recorded.
     """
 
@@ -81,16 +78,7 @@ class PromptMaker:
 
 
 class EngineDrafter:
-    """Drafts of unequal length for the rows of an engine's batch.
-
-    Args:
-        runner: drafts; its last stage is `judge`.
-        judge: turns what the engine emitted into verdicts.
-        make: makes a sequence of the tokens of a prompt.
-        trials: passes without drafts.
-        chooser: compares the sources.
-        take: receives the events.
-    """
+    """Drafts of unequal length for the rows of an engine's batch. The runner's last stage is the judge."""
 
     def __init__(
         self,
@@ -115,17 +103,13 @@ class EngineDrafter:
         *,
         drafts: bool = True,
     ) -> list[list[int]]:
-        """Learn from a pass and draft for the next one.
+        """Learn from a pass and return per row a draft for the next one, which may be empty.
 
         Args:
-            rows: the engine's batch.
             top: the target's distributions of the pass: for each row one line after its text, and one after each of the
                 drafted tokens that were read.
             waiting: as of `SequenceTable.recognise`.
             drafts: whether anything may be drafted.
-
-        Returns:
-            per row its draft, which may be empty.
         """
         recognised, departed = self._table.recognise(rows, waiting)
         self._finish(departed)

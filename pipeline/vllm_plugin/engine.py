@@ -82,7 +82,6 @@ class PluginEngine:
     Used by one thread; `commit_if_due` and `close` may be called by another.
 
     Args:
-        drafter: drafts.
         reader: keeps the target's distributions; None if nothing needs them.
         commit: saves what is due, or with True everything and then closes; by default nothing is kept.
     """
@@ -157,14 +156,7 @@ def build_drafter(
     decode_text: Callable[[list[int]], str] = lambda tokens: "",
     clock: Clock | None = None,
 ) -> EngineDrafter:
-    """Build what drafts.
-
-    Args:
-        take: receives the events.
-        accepts_examples: whether a training example of a new request is recorded.
-        decode_text: returns the text of a prompt, which the log keeps.
-        clock: seconds since the run began; by default since now.
-    """
+    """Build what drafts. `accepts_examples` and `decode_text` are as of `PromptMaker`."""
     memory = TextMemory(
         costs,
         TreeLimits(nodes=facts.most, width=1, depth=facts.most),  # vLLM verifies chains

@@ -27,12 +27,6 @@ def load_parts(
 ) -> tuple[DrafterModels, AcceptanceHead, DraftingParts]:
     """Load the drafter and build the stages that use it.
 
-    Args:
-        config: all settings; the only target is the engine's.
-        facts: of the engine.
-        costs: of the models' passes.
-        uri, fetched: as of `load_models`.
-
     Raises:
         OmnidraftError: the drafter or the target's tokenizer cannot be loaded, or their vocabularies not be paired.
     """

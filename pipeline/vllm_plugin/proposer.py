@@ -65,9 +65,6 @@ class OmnidraftProposer:
 
     An error of the plugin never ends the engine: it is logged once, and nothing is drafted from then on.
 
-    Args:
-        vllm_config: vLLM's `VllmConfig`.
-
     Raises:
         UsageError: the version of vLLM is not a tested one.
         ConfigError: the settings are refused (see `read_settings`).
@@ -186,10 +183,6 @@ def find_run(run: Path | None, parallel: Any) -> Path | None:
     """Return the folder of this replica's run: RUN of the first replica of a machine, RUN-1 of the second one.
 
     vLLM gives each replica of a dense model the rank 0, as if there was no other; only the index is its own.
-
-    Args:
-        run: of the settings; None if there is no run.
-        parallel: vLLM's `ParallelConfig`.
     """
     local = getattr(parallel, "data_parallel_rank_local", None)
     number = int(getattr(parallel, "data_parallel_index", 0) if local is None else local)

@@ -45,12 +45,7 @@ def wrap_runner() -> None:
 
 
 def read_requests(runner: Any, rows: int, longest: int) -> BatchRequests:
-    """Return the requests of a runner.
-
-    Args:
-        runner: vLLM's `GPUModelRunner`.
-        rows: number of rows of the batch.
-        longest: maximum number of tokens of a text.
+    """Return the requests of vLLM's `GPUModelRunner`, whose batch has this many rows.
 
     Raises:
         AttributeError, KeyError, TypeError: it is not as that of the tested versions.

@@ -82,9 +82,6 @@ class SequenceTable:
     >>> _, left = table.recognise([])
     >>> left == [Departed(first.sequence, "cancelled")]
     True
-
-    Args:
-        make: makes a sequence of the tokens of its prompt.
     """
 
     def __init__(self, make: Callable[[list[int], RowRequest], SequenceState]) -> None:
@@ -97,7 +94,6 @@ class SequenceTable:
         """Return the sequence of each row, and the sequences that have ended.
 
         Args:
-            rows: the batch.
             waiting: ids of requests that have not ended, whether they are in the batch or were preempted.
 
         Returns:

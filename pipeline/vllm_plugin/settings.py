@@ -1,7 +1,7 @@
 """Settings of the plugin: from a TOML file that OMNIDRAFT_VLLM_CONFIG names, and from environment variables.
 
 vLLM passes no options to a proposer class. A setting is read from OMNIDRAFT_VLLM_ and its name in capitals, written as
-in TOML; variables take precedence over the file. Texts need no quotes.
+those of `omnidraft` (pipeline/config/environment.py); variables take precedence over the file.
 
 >>> read_settings({"OMNIDRAFT_VLLM_ORDER": "4", "OMNIDRAFT_VLLM_SOURCES": '["memory"]'}).order
 4
@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from pipeline.config.environment import parse_value
 from pipeline.config.sections import Section
 from store.errors import ConfigError
 
 PREFIX = "OMNIDRAFT_VLLM_"
 CONFIG = PREFIX + "CONFIG"
-TEXTS = ("run", "drafter", "mlflow_uri")  # settings whose variables are the text itself
 Sources = Annotated[tuple[Literal["own", "memory", "model"], ...], Field(strict=False)]
 CostPoint = Annotated[tuple[int, float], Field(strict=False)]
 CostPoints = Annotated[tuple[CostPoint, ...], Field(strict=False, min_length=1)]
@@ -94,7 +94,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings
     for name, text in environment.items():
         if name.startswith(PREFIX) and name != CONFIG and text:
             setting = name.removeprefix(PREFIX).lower()
-            values[setting] = text if setting in TEXTS else _parse(name, text)
+            field = PluginSettings.model_fields.get(setting)
+            values[setting] = parse_value(text, field) if field else text
     try:
         return PluginSettings.model_validate(values)
     except ValidationError as error:
@@ -110,10 +111,3 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{CONFIG} must name a file that can be read, but '{path}': {error.strerror}.") from None
     except ValueError as error:
         raise ConfigError(f"The file '{path}' of {CONFIG} must be TOML, but: {error}.") from None
-
-
-def _parse(name: str, text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        raise ConfigError(f'{name} must be written as in TOML, such as 4 or ["own"], got {text!r}.') from None

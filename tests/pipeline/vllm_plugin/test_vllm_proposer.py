@@ -144,7 +144,7 @@ def test_a_file_and_variables_set_it_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("ORDER", "9", "order: Input should be less than or equal to 8"),
         ("ORDR", "3", "ordr: .* There are: sources, memory_bytes, order, pass_costs, drafting_cost, run"),
         ("DRAFTING_COST", "0.1", "drafting_cost needs pass_costs"),
-        ("SOURCES", "own", "must be written as in TOML"),
+        ("SOURCES", "own,memry", "sources.1: Input should be .own., .memory. or .model."),
         ("CONFIG", "missing.toml", "must name a file that can be read"),
     ],
 )
