@@ -1,7 +1,6 @@
 """The table of runs: when each began, on what, how far it came, and what it reached."""
 
 import json
-import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from dashboards.web.queries.tables import read_datasets, read_totals, rows
 from store.errors import OmnidraftError
 from store.query.log_reader import LogReader
 
-_NAMED_BY_TIME = re.compile(r"[0-9]{8}-[0-9]{6}")
+SETTINGS = "config.json"  # in the folder of a run
 _EVENTS = """
     SELECT (SELECT count(*) FROM drifts WHERE action IN ('reset', 'recall')) AS drifts,
         (SELECT count(*) FROM versions) AS versions
@@ -66,20 +65,15 @@ class Overview:
 def _learns(folder: Path) -> bool | None:
     """Whether a run trained the drafter and the head; None if it has no readable settings."""
     try:
-        found = json.loads((folder / "config.json").read_bytes())["learn"]["enabled"]
+        return bool(json.loads((folder / SETTINGS).read_bytes())["learn"]["enabled"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, bool) else None
 
 
 def _find_start(folder: Path) -> float | None:
     """When a run began, in seconds since 1970: by its name, or else when its process wrote the settings."""
-    if _NAMED_BY_TIME.fullmatch(folder.name):
-        try:
-            return datetime.strptime(folder.name, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
-        except ValueError:
-            pass
     try:
-        return (folder / "config.json").stat().st_mtime
-    except OSError:
-        return None
+        return datetime.strptime(folder.name, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        settings = folder / SETTINGS
+        return settings.stat().st_mtime if settings.exists() else None

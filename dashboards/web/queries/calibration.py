@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.tables import acceptance_of, rows, tell_runs
 from dashboards.web.queries.tokens import SOURCES
 from store.query.log_reader import LogReader
 from store.query.rates import FEW
 
 HEAD = "head"  # source of the rows of the acceptance head
-_RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
 
 
 def read_calibration(log: LogReader) -> dict[str, Any]:
@@ -28,9 +27,7 @@ def read_calibration(log: LogReader) -> dict[str, Any]:
         _make_bin(row, row["source"], "chance", row["judged"], row["accepted"])
         for row in rows(log.recipe("memory-calibration"))
     ]
-    runs = [row["run"] for row in rows(log.select(_RUNS))]
-    story = [{"run": run, "sentences": list(_describe([row for row in bins if row["run"] == run]))} for run in runs]
-    return {"bins": bins, "story": story}
+    return {"bins": bins, "story": tell_runs(log, bins, _describe)}
 
 
 def _make_bin(row: Mapping[str, Any], source: str, kind: str, judged: int, accepted: int) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Data of the charts: curves and marks along the stream, and the n-gram cache."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.story import compare_runs, read_learning, read_story
-from dashboards.web.queries.tables import acceptance_of, columns, read_datasets, read_totals, rows
+from dashboards.web.queries.tables import acceptance_of, columns, read_datasets, read_totals, rows, tell_runs
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 from store.query.rates import FEW
@@ -175,9 +175,7 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
     """
     window = window_of(log, window)
     return {
-        "story": [
-            {"run": row["run"], "sentences": list(_describe_ngrams(row))} for row in rows(log.select(_NGRAM_TOTALS))
-        ],
+        "story": tell_runs(log, rows(log.select(_NGRAM_TOTALS)), _describe_ngrams),
         "window": window,
         "sizes": rows(log.select(_SIZES.format(stretch=stretch_of(log, MOST_SIZES)))),
         "hits": columns(log.select(_HITS.format(window=window))),
@@ -186,8 +184,12 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
     }
 
 
-def _describe_ngrams(row: Mapping[str, Any]) -> Iterator[str]:
+def _describe_ngrams(totals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What n-grams added to the tokens that the drafter model drafted."""
+    if not totals:
+        yield "No token of the drafter model was judged."
+        return
+    (row,) = totals
     accepted, hits = row["accepted"], row["accepted_hits"]
     share = f" ({hits / accepted:.1%})" if accepted else ""
     yield (

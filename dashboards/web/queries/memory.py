@@ -1,8 +1,9 @@
 """What each source of drafts proposed and how often it was accepted, by the spelling of context and token."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.tables import acceptance_of, rows, tell_runs
 from dashboards.web.queries.tokens import SOURCES, visible
 from store.errors import UsageError
 from store.query.log_reader import LogReader
@@ -75,27 +76,21 @@ def read_memory(log: LogReader) -> dict[str, Any]:
     sources, lengths = (
         [row | acceptance_of(row) for row in rows(log.select(query.format(**bounds)))] for query in (_SOURCES, _LENGTHS)
     )
-    runs = dict.fromkeys(row["run"] for row in sources)
-    story = [{"run": run, "sentences": [_describe([row for row in sources if row["run"] == run])]} for run in runs]
+    story = tell_runs(log, sources, _describe)
     return {"sources": sources, "lengths": lengths, "prompts": MOST_PROMPTS, "story": story}
 
 
-def _describe(sources: list[dict[str, Any]]) -> str:
+def _describe(sources: Sequence[Mapping[str, Any]]) -> list[str]:
     total = sum(row["accepted"] for row in sources)
     if not total:
-        return "No token of a draft was accepted."
-    ranked = sorted(sources, key=lambda row: -row["accepted"])
-    shares = [
-        (f"{row['accepted'] / total:.0%}", f"from the {SOURCES.get(row['source'], row['source'])}", row["matched"])
-        for row in ranked
-        if row["accepted"]
-    ]
-    first, *others = [
-        f"{source}{f' ({matched:.1f} tokens of context matched)' if matched is not None else ''}"
-        for _, source, matched in shares
-    ]
-    more = "".join(f", {share} {source}" for (share, *_), source in zip(shares[1:], others, strict=True))
-    return f"{shares[0][0]} of {total:,} accepted tokens came {first}{more}."
+        return ["No token of a draft was accepted."]
+    shares = list[str]()
+    for row in sorted(sources, key=lambda row: -row["accepted"]):
+        matched = "" if row["matched"] is None else f" ({row['matched']:.1f} tokens of context matched)"
+        if row["accepted"]:
+            came = "" if shares else "came "
+            shares.append(f"{row['accepted'] / total:.0%} {came}from the {SOURCES[row['source']]}{matched}")
+    return [f"Of {total:,} accepted tokens, {', '.join(shares)}."]
 
 
 def list_accepted(log: LogReader, source: str = "", search: str = "") -> dict[str, Any]:

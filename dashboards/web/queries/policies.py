@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tables import rows, tell_runs
 from store.query.log_reader import LogReader
 from store.query.rates import FEW, Z
 
@@ -18,18 +18,6 @@ NAMES = {
 }
 _RATES = {"per_second": ("tokens_per_second", "second_error"), "per_forward": ("tokens_per_forward", "forward_error")}
 MOST_SPREAD = 3.0  # of an interval's ends; a wider ratio is not reported
-# Seconds of a run from its first prompt to its last, and seconds and tokens of the blocks that the recipe counts.
-_TIMES = """
-    WITH decoded AS (
-        SELECT run, sum(seconds_decode::DOUBLE + seconds_translate::DOUBLE + seconds_verify::DOUBLE) AS decoding,
-            sum(emitted)::BIGINT AS emitted
-        FROM blocks WHERE block > 0 GROUP BY run
-    )
-    SELECT run, max(finished) - min(started) AS whole, any_value(decoding) AS decoding,
-        any_value(decoded.emitted) AS emitted
-    FROM prompts JOIN decoded USING (run) GROUP BY run
-"""
-_RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
 
 
 def read_policies(log: LogReader) -> dict[str, Any]:
@@ -41,9 +29,7 @@ def read_policies(log: LogReader) -> dict[str, Any]:
         `story` has the sentences of each run.
     """
     policies = _list_policies(log)
-    runs = [row["run"] for row in rows(log.select(_RUNS))]
-    story = [{"run": run, "sentences": _compare([row for row in policies if row["run"] == run])} for run in runs]
-    return {"policies": policies, "story": story}
+    return {"policies": policies, "story": tell_runs(log, policies, _compare)}
 
 
 def describe_speedups(log: LogReader) -> dict[str, str]:
@@ -53,7 +39,6 @@ def describe_speedups(log: LogReader) -> dict[str, str]:
         the sentences by the run's name; none of a run in which no block without a draft was drawn at random.
     """
     speeds = {(row["run"], row["action"]): row["per_second"] for row in _list_policies(log)}
-    times = {row["run"]: row for row in rows(log.select(_TIMES))}
     found = {}
     for run in dict.fromkeys(run for run, _ in speeds):
         own, plain = speeds.get((run, AS_RUN)), speeds.get((run, PLAIN))
@@ -61,26 +46,10 @@ def describe_speedups(log: LogReader) -> dict[str, str]:
             found[run] = (
                 f"Drafts made decoding {_format_ratio(ratio)}: {_format_rate(own)} tokens/s, and "
                 f"{_format_rate(plain)} without any, as blocks drawn at random show."
-                f"{_describe_whole_run(times.get(run), plain['value'])}"
             )
         elif own and plain:
             found[run] = "Too few blocks without a draft were drawn at random to compare the speed with that of drafts."
     return found
-
-
-def _describe_whole_run(times: Mapping[str, Any] | None, plain: float) -> str:
-    """Compare the time of a run with what it would have been at `plain` tokens per second in the blocks that decode.
-
-    Empty if prompts and blocks do not have plausible times.
-    """
-    if times is None or not plain or times["whole"] < times["decoding"]:
-        return ""
-    without = times["whole"] - times["decoding"] + times["emitted"] / plain
-    return (
-        " With what drafts do not change, such as reading prompts, learning and versions, the run took "
-        f"{times['whole']:.0f} s, and about {without:.0f} s without drafts: {without / times['whole']:.2f} times as "
-        "fast."
-    )
 
 
 def _list_policies(log: LogReader) -> list[dict[str, Any]]:

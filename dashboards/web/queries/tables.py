@@ -1,6 +1,6 @@
 """Tables of the log as JSON values: rows of a query, and lists of prompts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,6 +72,14 @@ def acceptance_of(row: Mapping[str, Any]) -> dict[str, float | None]:
     found = Acceptance(int(row["accepted"] or 0), int(row["judged"] or 0))
     low, high = found.interval or (None, None)
     return {"acceptance": found.rate, "low": low, "high": high}
+
+
+def tell_runs(
+    log: LogReader, found: Sequence[Mapping[str, Any]], describe: Callable[[Sequence[Mapping[str, Any]]], Iterable[str]]
+) -> list[dict[str, Any]]:
+    """Return each run with the sentences that describe its rows."""
+    runs = log.select("SELECT run FROM prompts GROUP BY run ORDER BY run").to_pydict()["run"]
+    return [{"run": run, "sentences": list(describe([row for row in found if row["run"] == run]))} for run in runs]
 
 
 def read_totals(log: LogReader) -> list[dict[str, Any]]:

@@ -19,21 +19,17 @@ _RATES = {
 }
 _COUNTS = ("prompts", "judged", "accepted", "emitted", "blocks")
 
+# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
+# the prompt after the last one of an interval.
 _LATEST = """
     WITH latest AS (
         SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
         FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
-    )
-"""
-# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
-# the prompt after the last one of an interval.
-_SERVING = (
-    _LATEST
-    + """, serving AS (
+    ),
+    serving AS (
         SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
     )
 """
-)
 _VERSIONS = (
     _LATEST
     + """
@@ -46,7 +42,7 @@ _VERSIONS = (
 # A version is the latest of its target for the prompts after it, up to and including that of the next version; a
 # baseline is the latest from the first prompt.
 _SERVED = (
-    _SERVING
+    _LATEST
     + """
     SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
         sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
@@ -58,7 +54,7 @@ _SERVED = (
 """
 )
 _LEARNED = (
-    _SERVING
+    _LATEST
     + """
     SELECT updates.run, serving.version, count(*) FILTER (part = 'drafter') AS steps,
         count(*) FILTER (part = 'drafter' AND updates.served) AS served,
@@ -179,52 +175,43 @@ def _compare(newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> list[
 
 
 def _describe_unchanged(version: Mapping[str, Any]) -> str:
-    probe = version["probe"]
-    rates = f"it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens"
-    if probe["forwards"]:
-        rates += f" and would emit {probe['forwards']['value']:.2f} tokens per target forward"
-    speed = _describe_speed(version)
     return (
         "All versions have the drafter as it was loaded, since no update of it served: none is better or worse than "
-        f"the baseline, and they differ in the acceptance head, the n-grams and the memory alone. On the probe {rates}."
-        f"{' ' if speed else ''}{speed}"
+        "the baseline, and they differ in the acceptance head, the n-grams and the memory alone. On the probe it "
+        f"{_describe_rates(version['probe'])}."
     )
 
 
 def _describe_gain(version: Mapping[str, Any]) -> str:
-    gain, probe = version["gain"], version["probe"]
-    greedy = Estimate(**gain["greedy"])
+    greedy = Estimate(**version["gain"]["greedy"])
     word = (
         "is better than" if greedy.low > 0 else "is worse than" if greedy.high < 0 else "is not clearly different from"
     )
-    rates = (
-        f"{word} the baseline: on the probe it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens, "
-        f"{_format_difference(gain['greedy'], 100)} percentage points"
-    )
-    if not gain["forwards"]:
-        return f"{rates}."
-    forwards = (
-        f"{probe['forwards']['value']:.2f} tokens per target forward, {_format_difference(gain['forwards'], 1, 2)}"
-    )
-    return f"{rates}, and would emit {forwards}. {_describe_speed(version)}".strip()
+    return f"{word} the baseline: on the probe it {_describe_rates(version['probe'], version['gain'])}."
 
 
-def _describe_speed(version: Mapping[str, Any]) -> str:
-    """What that is in tokens per second; empty if the run did not measure its costs."""
-    gain, probe = version["gain"], version["probe"]
-    if not probe["speed"] or not probe["plain"]:
-        return ""
-    speed, plain = probe["speed"]["value"], probe["plain"]
-    is_new = gain["speed"] and any(gain["speed"].values())
-    over = f", {_format_difference(gain['speed'], 1)} over the baseline" if is_new else ""
-    return (
-        f"At the costs of passes that the run measured at its start, its drafts in every block make {speed:.1f} tokens "
-        f"per second{over}, and no drafts {plain:.1f}: they {'gain' if speed > plain else 'lose'} "
-        f"{abs(speed / plain - 1):.0%}. (What the run's own blocks took is on the pages Stream and Policies.)"
-    )
+def _describe_rates(probe: Mapping[str, Any], gain: Mapping[str, Any] | None = None) -> str:
+    """What a version would reach on the probe, each rate with what it gained over the baseline."""
+
+    def differ(name: str, scale: int, digits: int, unit: str = "") -> str:
+        return f", {_format_difference(gain[name], scale, digits)}{unit}" if gain and gain[name] else ""
+
+    points = differ("greedy", 100, 1, " percentage points")
+    rates = f"predicts {probe['greedy']['value']:.1%} of the target's greedy tokens{points}"
+    if probe["forwards"]:
+        more = differ("forwards", 1, 2)
+        rates += f", and would emit {probe['forwards']['value']:.2f} tokens per target forward{more}"
+    if probe["speed"] and probe["plain"]:
+        speed, plain = probe["speed"]["value"], probe["plain"]
+        rates += (
+            f". At the costs of passes that the run measured at its start, its drafts in every block make {speed:.1f} "
+            f"tokens per second{differ('speed', 1, 1)}, and no drafts {plain:.1f}: they "
+            f"{'gain' if speed > plain else 'lose'} {abs(speed / plain - 1):.0%}"
+        )
+    return rates
 
 
-def _format_difference(estimate: Mapping[str, float], scale: int, digits: int = 1) -> str:
+def _format_difference(estimate: Mapping[str, float], scale: int, digits: int) -> str:
     """A difference with its interval, such as `+23.8 (+19.1 to +28.5)`."""
     value, low, high = (f"{scale * estimate[name]:+.{digits}f}" for name in ("value", "low", "high"))
     return f"{value} ({low} to {high})"

@@ -65,7 +65,7 @@ def test_sources_and_lengths_have_rates(tmp_path: Path):
         ("lookup", 3, 0.5), ("memory", 3, 0.5),
     ]  # fmt: skip
     assert found["story"][0]["sentences"] == [
-        "50% of 16 accepted tokens came from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
+        "Of 16 accepted tokens, 50% came from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
         "the own text (3.0 tokens of context matched)."
     ]
 

@@ -54,7 +54,6 @@ def test_each_run_has_its_state_and_totals(runs: Path):
         ('{"learn": {"enabled": false}}', False),
         ('{"learn": 3}', None),
         ("{", None),
-        ('{"learn": {"enabled": "yes"}}', None),
     ],
 )
 def test_whether_a_run_learns_is_read_from_its_settings(runs: Path, settings: str, learns: bool | None):
