@@ -5,7 +5,6 @@ Where a request demands a call, the completion is that JSON alone, and a grammar
 """
 
 import json
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from stages.vocabulary.chat import CALL_BEGIN, CALL_END
 
 MAX_TOOLS = 128
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-_SPACE = re.compile(r"[ \t\n\r]*")
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -177,7 +175,6 @@ class CallReader:
     def __init__(self, use: ToolUse) -> None:
         self.count = 0  # calls so far
         self._use, self._pending = use, ""
-        self._tried = 0  # the first marker's ends before this place are inside a string of its JSON
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCall]]:
         """Add a part of the text. Returns the new content and the new calls."""
@@ -208,33 +205,27 @@ class CallReader:
                 break
             parts.append(self._pending[:begin].rstrip() if call else self._pending[:body])
             calls += [call] if call else []
-            self._pending, self._tried = self._pending[end or body :], 0
+            self._pending = self._pending[end or body :]
         if begin < 0:
             lengths = range(len(CALL_BEGIN) - 1, -1, -1)
             begun = next(length for length in lengths if self._pending.endswith(CALL_BEGIN[:length]))
             begin = len(self._pending) - begun
         content = self._pending[:begin].rstrip()
         self._pending = self._pending[len(content) :]
-        self._tried = max(0, self._tried - len(content))
         return "".join([*parts, content])
 
     def _find_end(self, body: int) -> tuple[int | None, ToolCall | None]:
         """Return where the first marker's call ends, with the call; or where text goes on, if it is none.
 
-        The place is None while it is open. No end is tried twice.
+        The place is None while it is open.
         """
-        start = _SPACE.match(self._pending, body).end()  # type: ignore[union-attr]
-        if start < len(self._pending) and self._pending[start] != "{":
+        if self._pending[body:].lstrip()[:1] not in ("", "{"):
             return body, None
-        while (end := self._pending.find(CALL_END, max(self._tried, body))) >= 0:
-            try:
-                value = _read_object(self._pending[body:end], cut=True)
-            except _CutInStringError:
-                self._tried = end + len(CALL_END)
-                continue
-            call = self._make_call(value)
-            return (end + len(CALL_END), call) if call else (body, None)
-        return None, None
+        end = self._pending.find(CALL_END, body)
+        if end < 0:
+            return None, None
+        call = self._make_call(_read_object(self._pending[body:end]))
+        return (end + len(CALL_END), call) if call else (body, None)
 
     def _make_call(self, value: dict[str, Any] | None) -> ToolCall | None:
         match value:
@@ -243,17 +234,11 @@ class CallReader:
         return None
 
 
-class _CutInStringError(Exception):
-    """JSON that ends inside a string."""
-
-
-def _read_object(text: str, *, cut: bool = False) -> dict[str, Any] | None:
-    """Parse a JSON object; None for anything else. `cut`: raise `_CutInStringError` where it ends inside a string."""
+def _read_object(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
     try:
         value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        if cut and str(error).startswith("Unterminated string"):
-            raise _CutInStringError from None
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

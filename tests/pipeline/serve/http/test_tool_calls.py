@@ -147,9 +147,3 @@ def test_any_division_of_a_text_gives_the_same(text: str, data: st.DataObject):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read_parts(parts) == read_parts([text])
-
-
-def test_a_marker_inside_of_a_string_is_part_of_the_call():
-    call = {"name": "add", "arguments": {"a": "</tool_call> <tool_call>"}}
-    content, calls = read_parts(list(f"<tool_call>{json.dumps(call)}</tool_call>"))
-    assert (content, calls) == ("", [("add", json.dumps(call["arguments"]))])
