@@ -18,7 +18,6 @@ VARIABLE = "TEST_CONSTANTS"  # what processes inherit
 PLACES = {
     "commit_share": "pipeline.run.committer.SHARE",
     "learner_share": "pipeline.serve.run.CPU_SHARE",
-    "serve_grace": "pipeline.serve.run.GRACE_SECONDS",
     "prompt_chunk": "pipeline.assembly.stages.CHUNK",
     "update_lag": "pipeline.assembly.training.LAG",
     "update_steps": "pipeline.assembly.training.STEPS",

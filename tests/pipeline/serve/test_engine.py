@@ -1,7 +1,6 @@
 """The engine of a server: a completion equals that of the target alone, whatever else runs at the same time."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from pipeline.serve.run import ServerRun
 
 LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 SAMPLED = {"temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
-    """One server for the tests that check completions alone; nothing learns."""
-    with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
-        yield server
 
 
 @pytest.fixture
@@ -88,7 +80,9 @@ FROZEN = {"draft__sources": ("model",), "draft__stop": "never", "cache__budget_b
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [FROZEN, {"draft__max_draft": 0}], ids=["drafting", "plain"])
 def test_a_seeded_request_gives_the_same_text_next_to_any_others(
-    tiny_pair: TinyPair, tmp_path: Path, changes: dict[str, Any]
+    tiny_pair: TinyPair,
+    tmp_path: Path,
+    changes: dict[str, Any],
 ):
     """Holds if drafting never changes: the draft decides which random number of the seed decides which token."""
     with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:

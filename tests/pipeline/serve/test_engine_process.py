@@ -145,7 +145,10 @@ def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):
 
 @pytest.mark.sweep
 def test_an_engine_that_always_fails_is_restarted_so_often_and_no_more(
-    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_pair: TinyPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     monkeypatch.setenv(VARIABLE, "commit: before the manifest=1")  # each process is killed at its first commit
 

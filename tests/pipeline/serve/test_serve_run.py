@@ -1,4 +1,4 @@
-"""A server's run: its log and commits, and when it can be resumed."""
+"""A server's run: its log and commits, its settings, when it can be resumed, and the weights that it then serves."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from serving_tiny import (
     HANG_SECONDS,
@@ -13,20 +14,25 @@ from serving_tiny import (
     RecordingListener,
     assert_sound,
     complete_all,
+    load_pair,
     make_request,
     run_server,
     select,
     serve_config,
     submit_prompt,
     texts,
+    wait_until,
 )
 from tiny_pair import TinyPair
+from torch import Tensor
 
 from pipeline.config.settings import Config
-from pipeline.serve.messages import BusyError, Finish
-from pipeline.serve.run import ServerRun
-from store.errors import RunError
+from pipeline.learner_service.service import read_learner_checkpoint
+from pipeline.serve.run import ServerRun, derive_serving_config, make_conversation
+from store.errors import ConfigError, RunError
 from store.log.manifest import read_manifest
+
+LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 
 
 def begin_run(config: Config, run: Path, prompts: int = 3) -> Path:
@@ -63,22 +69,6 @@ def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):
     assert_sound(run)
 
 
-@pytest.mark.constants(serve_grace=0.0)
-def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair, tmp_path: Path):
-    run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair, batch=1), run) as server:
-        engine = server.engine
-        flying, waiting = (
-            submit_prompt(engine, "Ann has 3", max_tokens=900, temperature=2.0),
-            submit_prompt(engine, "Tom has 4"),
-        )
-    assert {flying.finish, waiting.finish} <= {Finish.CANCELLED, Finish.STOP}
-    with pytest.raises(BusyError):
-        submit_prompt(engine, "Ida has 5")
-    assert not engine.read_status().ready
-    assert_sound(run)
-
-
 @pytest.mark.slow
 def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyPair, tmp_path: Path):
     """A copy of the folder at any time equals the run of a server that was killed then."""
@@ -86,6 +76,7 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
     config = serve_config(tiny_pair, **OFTEN)
     with run_server(config, run) as server:
         complete_all(server.engine, texts(700, 703))
+        wait_until(lambda: read_manifest(run).checkpoint is not None)
         held = RecordingListener(hold=3)
         server.engine.submit(make_request(server.engine, "Ann has 3", temperature=2.0, max_tokens=90), held)
         submit_prompt(server.engine, "Tom has 4", max_tokens=1).end()
@@ -125,7 +116,8 @@ def test_other_models_are_refused_before_anything_is_written(tiny_pair: TinyPair
 
 
 def test_a_folder_is_served_by_one_process_and_one_that_holds_a_run_by_resume_alone(
-    tiny_pair: TinyPair, tmp_path: Path
+    tiny_pair: TinyPair,
+    tmp_path: Path,
 ):
     config = serve_config(tiny_pair)
     run = tmp_path / "run"
@@ -158,3 +150,92 @@ def test_a_failed_start_releases_everything(tiny_pair: TinyPair, tmp_path: Path,
     assert closed == [0.0]
     monkeypatch.undo()
     open_server(serve_config(tiny_pair), run)
+
+
+@pytest.mark.parametrize(
+    ("learn", "enabled", "learns"),
+    [("live", True, True), ("shadow", True, True), ("off", True, False), ("live", False, False)],
+)
+def test_learning_needs_both_settings(tiny_pair: TinyPair, learn: str, enabled: bool, learns: bool):
+    config = serve_config(tiny_pair, serve__learn=learn, learn__enabled=enabled)
+    assert derive_serving_config(config).learn.enabled is learns
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"{% for"], ids=["missing", "no text", "no template"])
+def test_an_unusable_template_is_an_error_before_serving(tiny_pair: TinyPair, tmp_path: Path, content: bytes | None):
+    path = tmp_path / "chat.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    config = serve_config(tiny_pair, source__chat_template=path)
+    with pytest.raises(ConfigError, match="template"):
+        make_conversation(config.source, load_pair(tiny_pair))
+
+
+def learn_live(pair: TinyPair, run: Path) -> list[Tensor]:
+    """Run a server that learns live. Returns the weights that it began with."""
+    with run_server(serve_config(pair, serve__learn="live", **LEARNING), run) as server:
+        base = [weight.clone() for weight in server.models.drafter.trained_weights]
+        wait_until(
+            lambda: bool(complete_all(server.engine, texts(700, 703)) and server.engine.read_status().drafter_version)
+        )
+    return base
+
+
+def resume_server(pair: TinyPair, run: Path, learn: str) -> tuple[list[Tensor], tuple[int, int]]:
+    """Resume a server. Returns the weights and versions that it serves before its learner can have changed them."""
+    with run_server(serve_config(pair, serve__learn=learn, **LEARNING), run, resume=True) as server:
+        status = server.engine.read_status()
+        weights = [weight.clone() for weight in server.models.drafter.trained_weights]
+        complete_all(server.engine, texts(703, 706))
+    assert_sound(run)
+    return weights, (status.drafter_version, status.head_version)
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+@pytest.mark.slow
+def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Path):
+    run = tmp_path / "run"
+    base = learn_live(tiny_pair, run)
+    for learn in ("off", "shadow", "live"):
+        checkpoint = read_learner_checkpoint(run)
+        assert checkpoint is not None
+        weights, versions = resume_server(tiny_pair, run, learn)
+        assert versions == (checkpoint.weights.drafter_version, checkpoint.weights.head_version), learn
+        assert equal(weights, list(checkpoint.weights.drafter)), learn
+        assert not equal(weights, base)
+    first, *_, last = [
+        row["drafter_version"] for row in select(run, 'SELECT drafter_version FROM prompts ORDER BY "offset"')
+    ]
+    assert (first, last > 0) == (0, True)
+
+
+@pytest.mark.sweep
+def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: Path):
+    run = tmp_path / "run"
+    with run_server(serve_config(tiny_pair, serve__learn="shadow", **LEARNING), run) as server:
+        base = [weight.clone() for weight in server.models.drafter.trained_weights]
+        complete_all(server.engine, texts(700, 706))
+        wait_until(lambda: server.engine.read_status().learner_lag == 0)
+    checkpoint = read_learner_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.weights.drafter_version > 0
+    weights, versions = resume_server(tiny_pair, run, "off")
+    assert versions == (0, 0)
+    assert equal(weights, base)
+
+
+@pytest.mark.representatives("live")
+@pytest.mark.slow
+@pytest.mark.parametrize("learn", ["off", "live"])
+def test_offsets_resume_after_those_of_the_learner(tiny_pair: TinyPair, tmp_path: Path, learn: str):
+    run = tmp_path / "run"
+    learn_live(tiny_pair, run)
+    checkpoint = read_learner_checkpoint(run)
+    assert checkpoint is not None
+    resume_server(tiny_pair, run, learn)
+    offsets = [row["offset"] for row in select(run, 'SELECT "offset" FROM prompts')]
+    assert len(set(offsets)) == len(offsets)
+    assert max(offsets) >= checkpoint.next_offset

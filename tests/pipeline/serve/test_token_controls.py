@@ -1,6 +1,8 @@
-"""Requests with penalties, biases, other ends and min-p over real models, against a plain loop with the same."""
+"""Requests with penalties, biases, other ends, min-p and grammars over real models, against a plain loop."""
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +20,13 @@ from serving_tiny import (
 )
 from tiny_pair import TinyPair
 
+from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
+from stages.sampling.grammars import GrammarSource, GrammarTransform
 from stages.sampling.params import SamplingParams
+
+pytest.importorskip("llguidance")
 
 CONTROLS = [
     SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
@@ -35,13 +41,19 @@ CONTROLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
-    with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
-        yield server
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "word": {"enum": ["apples", "pears"]}},
+    "required": ["n", "word"],
+    "additionalProperties": False,
+}
+SOURCE = GrammarSource("json_schema", json.dumps(SCHEMA))
+LONG = 160
 
 
-def plain_loop(pair: TinyPair, text: str, controls: SamplingParams) -> tuple[int, ...]:
+def plain_loop(
+    pair: TinyPair, text: str, controls: SamplingParams, grammar: GrammarTransform | None = None
+) -> tuple[int, ...]:
     """One token per pass of the target's own modules, over the whole text, until an end."""
     models = load_pair(pair)
     prompt = models.target_vocabulary.encode(text)
@@ -50,6 +62,8 @@ def plain_loop(pair: TinyPair, text: str, controls: SamplingParams) -> tuple[int
     while len(emitted) < NEW_TOKENS and not ends.intersection(emitted[-1:]):
         with torch.no_grad():
             logits_V = models.target.model(torch.tensor([prompt + emitted])).logits[0, -1]
+        if grammar:
+            grammar.apply(logits_V, emitted)
         logits = control(logits_V[: models.target_vocabulary.size].tolist(), prompt, emitted, controls)
         emitted.append(logits.index(max(logits)))
     return tuple(emitted)
@@ -87,3 +101,46 @@ def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tin
     assert listener.text == vocabulary.decode(list(listener.tokens[:-1]))
     scored = [one.token for chunk in listener.chunks for one in chunk.logprobs]
     assert scored == list(listener.tokens[:-1]), "also where the token ends inside of a character"
+
+
+def test_greedy_text_with_a_grammar_is_that_of_a_plain_loop(server: ServerRun, tiny_pair: TinyPair):
+    (text,) = texts(702, 703)
+    grammar = server.engine.find_grammar(SOURCE).start()
+    assert submit_prompt(server.engine, text, grammar=SOURCE).tokens == plain_loop(
+        tiny_pair, text, SamplingParams(), grammar
+    )
+
+
+def test_a_demanded_call_is_a_call(server: ServerRun):
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    use = ToolUse((), CallForm.BARE, (("add", parameters), ("now", {"type": "object"})), frozenset({"add", "now"}))
+    source = use.make_grammar()
+    assert source is not None
+    called = Counter[str]()
+    for seed in range(6):
+        wish = {"temperature": 1.0, "seed": seed, "max_tokens": LONG}
+        listener = submit_prompt(server.engine, texts(700, 701)[0], grammar=source, **wish).end()
+        content, calls = CallReader(use).push(listener.text, last=True)
+        assert bool(calls) == (listener.finish is Finish.STOP)
+        assert bool(content) != bool(calls)
+        called.update(call.name for call in calls)
+    assert called
+
+
+def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair: TinyPair, tmp_path: Path):
+    ambiguous = GrammarSource("grammar", "start: x\nx: /[a-z ]/ | x x | x x x | x x x x")
+    with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
+        greedy, other = texts(700, 702)
+        beside = submit_prompt(server.engine, other)
+        ended = submit_prompt(server.engine, greedy, grammar=ambiguous, max_tokens=LONG).end()
+        assert ended.finish is Finish.GRAMMAR
+        assert beside.finish in {Finish.STOP, Finish.LENGTH}
+        assert submit_prompt(server.engine, other).text == beside.text
+    assert_sound(tmp_path / "run")
+    finishes = select(tmp_path / "run", "SELECT finish FROM prompts")
+    assert finishes.count({"finish": "grammar"}) == 1
