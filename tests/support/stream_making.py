@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import synthetic_runs
 from event_making import make_completed, make_drifted, make_published, make_updated
 
 from store.events import (
@@ -26,32 +27,8 @@ HOSTILE = (
 
 def decision(offset: int, index: int, **changes: Any) -> TokenDecision:
     """Make an accepted direct token " the" in a block of its own."""
-    fields: dict[str, Any] = {
-        "offset": offset,
-        "prompt_id": f"p{offset}",
-        "dataset": "docs",
-        "target": "big",
-        "block": 0,
-        "position": index,
-        "index": index,
-        "pieces": (7,),
-        "translation": Translation.DIRECT,
-        "proposed_id": 70,
-        "proposed_bytes": b" the",
-        "outcome": Outcome.ACCEPTED,
-        "emitted_id": 70,
-        "emitted_bytes": b" the",
-        "origin": Origin.ACCEPTED,
-        "drafter_levels": (0.5,),
-        "target_levels": (0.4,),
-        "uniform": 0.25,
-        "head_estimate": 0.75,
-        "entropy": 1.5,
-        "drafter_version": 0,
-        "head_version": 0,
-        "cache_version": 0,
-    }
-    return TokenDecision(**(fields | changes))
+    place: dict[str, Any] = {"offset": offset, "prompt_id": f"p{offset}", "position": index, "index": index}
+    return synthetic_runs.decision(**({"target_levels": (0.4,)} | place | changes))
 
 
 def block_of_every_kind(offset: int, **place: Any) -> list[TokenDecision]:
@@ -62,23 +39,15 @@ def block_of_every_kind(offset: int, **place: Any) -> list[TokenDecision]:
         "outcome": Outcome.REJECTED, "proposed_bytes": b" wrong", "emitted_id": 71, "emitted_bytes": b" right",
         "origin": Origin.RESIDUAL, "uniform": 0.9,
     }  # fmt: skip
-    nothing: dict[str, Any] = {
-        "emitted_id": None, "emitted_bytes": None, "origin": None, "drafter_levels": (), "target_levels": (),
-        "uniform": None,
-    }  # fmt: skip
-    bonus: dict[str, Any] = {
-        "pieces": (), "translation": Translation.NONE, "proposed_id": None, "proposed_bytes": None,
-        "outcome": Outcome.UNDRAFTED, "emitted_id": 72, "emitted_bytes": b"\n", "origin": Origin.BONUS,
-        "drafter_levels": (), "target_levels": (), "uniform": None, "head_estimate": None, "entropy": None,
-    }  # fmt: skip
+    named: dict[str, Any] = {"offset": offset, "prompt_id": f"p{offset}", **place}
     lookup: dict[str, Any] = {"drafter": DraftSource.LOOKUP, "drafter_levels": (1.0,), "block": 1, "position": 3}
     return [
         decision(offset, 0, **place),
         decision(offset, 1, **{"drafter_levels": (0.5, 0.5), "target_levels": (0.4, 0.5)} | ngram | texts | place),
         decision(offset, 2, **rejected | place),
-        decision(offset, 3, **nothing | {"outcome": Outcome.UNJUDGED, "proposed_bytes": b" ghost"} | place),
+        synthetic_runs.make_unjudged(**{"index": 3, "position": 3, "proposed_bytes": b" ghost"} | named),
         decision(offset, 0, **lookup | place),
-        decision(offset, 1, **bonus | {"block": 1, "position": 4} | place),
+        synthetic_runs.bonus(**{"index": 1, "block": 1, "position": 4} | named),
     ]
 
 

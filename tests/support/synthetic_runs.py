@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from event_making import make_published
+from event_making import make_completed, make_drifted, make_published, make_updated
 
 from store.events import (
     BlockDone,
@@ -127,11 +127,8 @@ def prompt(**changes: Any) -> PromptCompleted:
     fields: dict[str, Any] = {
         "offset": 0,
         "prompt_id": "docs-0",
-        "dataset": "docs",
-        "target": "big",
         "prompt_text": "Tell me",
         "completion_text": " the a\n",
-        "finish": "length",
         "prompt_tokens": 2,
         "emitted": 4,
         "blocks": 2,
@@ -140,48 +137,18 @@ def prompt(**changes: Any) -> PromptCompleted:
         "accepted": 2,
         "first_judged": 2,
         "first_accepted": 2,
-        "started": 0.0,
-        "finished": 1.0,
-        "drafter_version": 0,
     }
-    return PromptCompleted(**(fields | changes))
+    return make_completed(**(fields | changes))
 
 
 def make_update(**changes: Any) -> Updated:
-    fields: dict[str, Any] = {
-        "offset": 0,
-        "target": "big",
-        "part": "drafter",
-        "loss_name": "trie",
-        "loss": 1.25,
-        "positions": 64,
-        "acceptance_before": 0.5,
-        "acceptance_after": 0.625,
-        "acceptance_baseline": 0.25,
-        "tokens_gained": 6.0,
-        "served": True,
-        "reason": "better on the window",
-        "seconds": 0.5,
-        "waited": 0.25,
-        "drafter_version": 1,
-        "head_version": 0,
-    }
-    return Updated(**(fields | changes))
+    rates = {"acceptance_before": 0.5, "acceptance_after": 0.625, "acceptance_baseline": 0.25, "tokens_gained": 6.0}
+    fields: dict[str, Any] = {"positions": 64, "reason": "better on the window", "seconds": 0.5, "waited": 0.25}
+    return make_updated(**(rates | fields | changes))
 
 
 def make_drift(**changes: Any) -> Drifted:
-    fields: dict[str, Any] = {
-        "offset": 0,
-        "target": "big",
-        "dataset": "docs",
-        "detector": "adwin",
-        "direction": "fall",
-        "changed_at": 0,
-        "rate_before": 0.75,
-        "rate_after": 0.25,
-        "action": "reset",
-    }
-    return Drifted(**(fields | changes))
+    return make_drifted(**({"rate_before": 0.75, "action": "reset"} | changes))
 
 
 def make_recall(**changes: Any) -> Recalled:
