@@ -1,6 +1,6 @@
 """The web application of the dashboards: static pages, and an API with their queries to the log."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
@@ -49,13 +49,6 @@ PAGES = {
     "vocabulary": "Vocabulary",
     "versions": "Versions",
     "sql": "SQL",
-}
-# What the pages without a parameter read; what is long counts decisions or blocks.
-READERS: dict[str, Callable[[LogReader], Any]] = {"versions": read_versions}
-LONG_READERS: dict[str, Callable[[LogReader], Any]] = {
-    "policies": read_policies,
-    "calibration": read_calibration,
-    "memory": read_memory,
 }
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 # Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
@@ -117,10 +110,8 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
     _add_errors(app, quick)
     _add_pages(app, quick)
     _add_lists(app, quick, run.resolve().parent if run else runs)
-    _add_questions(app, quick, long)
-    _add_ngrams(app, long)
-    _add_readers(app, quick, READERS)
-    _add_readers(app, long, LONG_READERS)
+    _add_questions(app, quick)
+    _add_long_questions(app, long)
     _add_sql(app, queries)
     return app
 
@@ -222,18 +213,7 @@ def _answer(request: Request, logs: Logs, names: list[str], question: Callable[[
     return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
 
 
-def _add_readers(app: FastAPI, logs: Logs, readers: Mapping[str, Callable[[LogReader], Any]]) -> None:
-    def reader(read: Callable[[LogReader], Any]) -> Callable[[Request, Runs], Response]:
-        def show_result(request: Request, run: Runs) -> Response:
-            return _answer(request, logs, run, read)
-
-        return show_result
-
-    for name, read in readers.items():
-        app.get(f"/api/{name}")(reader(read))
-
-
-def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
+def _add_questions(app: FastAPI, quick: Logs) -> None:
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
         chosen = quick.choose_runs(run)
@@ -254,6 +234,31 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
         chosen = quick.choose_runs(run)
         return _answer(request, quick, run, lambda log: read_vocabularies(log, chosen, list(chosen)))
 
+    @app.get("/api/completion")
+    def completion(request: Request, run: Runs, offset: int) -> Response:
+        found = quick.read(run[:1], lambda log: read_completion(log, offset))
+        return TEMPLATES.TemplateResponse(request, "completion.html", {"completion": found})
+
+    @app.get("/api/versions")
+    def versions(request: Request, run: Runs) -> Response:
+        return _answer(request, quick, run, read_versions)
+
+
+def _add_long_questions(app: FastAPI, long: Logs) -> None:
+    """What counts decisions or blocks."""
+
+    @app.get("/api/policies")
+    def policies(request: Request, run: Runs) -> Response:
+        return _answer(request, long, run, read_policies)
+
+    @app.get("/api/calibration")
+    def calibration(request: Request, run: Runs) -> Response:
+        return _answer(request, long, run, read_calibration)
+
+    @app.get("/api/memory")
+    def memory(request: Request, run: Runs) -> Response:
+        return _answer(request, long, run, read_memory)
+
     @app.get("/api/memory/accepted")
     def list_contexts(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_accepted(log, source, search))
@@ -262,24 +267,17 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     def list_memory(request: Request, run: Runs, search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_held_contexts(log, long.folders(), search))
 
-    @app.get("/api/completion")
-    def completion(request: Request, run: Runs, offset: int) -> Response:
-        found = quick.read(run[:1], lambda log: read_completion(log, offset))
-        return TEMPLATES.TemplateResponse(request, "completion.html", {"completion": found})
-
-
-def _add_ngrams(app: FastAPI, logs: Logs) -> None:
     @app.get("/api/ngrams")
     def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
         def read(log: LogReader) -> dict[str, Any]:
             found = read_ngrams(log, window)
-            return found | {"paying": add_spelling(found["paying"], log, logs.folders())}
+            return found | {"paying": add_spelling(found["paying"], log, long.folders())}
 
-        return _answer(request, logs, run, read)
+        return _answer(request, long, run, read)
 
     @app.get("/api/ngrams/held")
     def list_entries(request: Request, run: Runs, search: str = "") -> Response:
-        return _answer(request, logs, run, lambda log: list_held(log, logs.folders(), search))
+        return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
 
 
 def _add_sql(app: FastAPI, queries: SqlProcess) -> None:

@@ -162,14 +162,10 @@ def _state(folder: Path) -> RunState:
     except OmnidraftError as error:
         return RunState(folder.name, 0, "stopped", seconds, str(error))
     prompts = sum(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
-    return RunState(folder.name, prompts, _activity(folder, manifests[folder].finished, seconds), seconds)
-
-
-def _activity(folder: Path, finished: bool, seconds: float) -> str:
-    if finished:
-        return "finished"
     written = is_being_written(folder)
-    return "running" if (seconds < RECENT_SECONDS if written is None else written) else "stopped"
+    running = seconds < RECENT_SECONDS if written is None else written
+    activity = "finished" if manifests[folder].finished else "running" if running else "stopped"
+    return RunState(folder.name, prompts, activity, seconds)
 
 
 def default_runs(states: Sequence[RunState]) -> list[str]:

@@ -50,10 +50,10 @@ class Token:
 class Completion:
     """One completion with its prompt."""
 
-    prompt: Row  # row of the prompt in the log, with its `acceptance`
-    prompt_text: str  # text of the prompt, shortened
-    tokens: list[Token]  # tokens in order
-    cut: bool  # whether there are more tokens than in `tokens`
+    prompt: Row  # in the log, with its `acceptance`
+    prompt_text: str  # shortened
+    tokens: list[Token]
+    cut: bool  # whether there are more tokens
 
 
 def read_completion(log: LogReader, offset: int) -> Completion:
@@ -77,15 +77,12 @@ def read_completion(log: LogReader, offset: int) -> Completion:
 
 def visible(text: str) -> str:
     """`text` with line ends marked and control characters replaced by their code points."""
-    return "".join(map(_visible, text))
-
-
-def _visible(char: str) -> str:
-    if char == "\n":
-        return BREAK
-    if char in "\t\u200c\u200d" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co"):
-        return char
-    return f"⟨U+{ord(char):04X}⟩"
+    hidden = ("Cc", "Cf", "Cs", "Co")
+    shown = (
+        char if char in "\t\n\u200c\u200d" or unicodedata.category(char) not in hidden else f"⟨U+{ord(char):04X}⟩"
+        for char in text
+    )
+    return "".join(shown).replace("\n", BREAK)
 
 
 def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
@@ -99,7 +96,7 @@ def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
         for row in rows:
             if is_listed(row):
                 continue
-            siblings = list_siblings(rows, row)
+            siblings = [one for one in rows if is_candidate(row) and one["parent"] == row["parent"]]
             if row["outcome"] in ("rejected", *DROPPED):
                 kind = "rejected" if row["outcome"] == "rejected" else "dropped"
                 text = _token_text(row["proposed_id"], row["proposed_bytes"])
@@ -166,10 +163,12 @@ def _quote_proposed(row: Row) -> str:
 
 
 def _share(row: Row, siblings: Sequence[Row]) -> Iterator[str]:
-    begin, end = share_of(siblings, row)
-    yield f"probability {row['target_levels'][0]:.3g} by the target"
+    """A candidate is accepted by a uniform number within its probability, after those of the candidates before it."""
+    probability = row["target_levels"][0]
+    begin = float(sum(one["target_levels"][0] for one in siblings if one["index"] < row["index"]))
+    yield f"probability {probability:.3g} by the target"
     if row["uniform"] is not None:
-        yield f"accepted for a draw from {begin:.3g} to {end:.3g}; the draw was {row['uniform']:.3g}"
+        yield f"accepted for a draw from {begin:.3g} to {begin + probability:.3g}; the draw was {row['uniform']:.3g}"
 
 
 def _probabilities(row: Row) -> Iterator[str]:
@@ -218,25 +217,13 @@ def _bytes(content: bytes | None) -> str:
 
 
 def is_candidate(row: Row) -> bool:
-    """Return True if the decision is about a candidate of a tree."""
+    """Whether the decision is about a candidate of a tree."""
     return row["parent"] is not None
 
 
 def is_listed(row: Row) -> bool:
-    """Return True if a candidate is part of the list of its tree alone, not of the text."""
+    """Whether a candidate is part of the list of its tree alone, not of the text."""
     return is_candidate(row) and row["outcome"] in ("alternative", "unjudged")
-
-
-def list_siblings(rows: Sequence[Row], row: Row) -> list[Row]:
-    """Return the candidates of a candidate's place, in order; nothing for other tokens."""
-    return [one for one in rows if is_candidate(row) and one["parent"] == row["parent"]]
-
-
-def share_of(siblings: Sequence[Row], row: Row) -> tuple[float, float]:
-    """Return the range of the uniform number that accepts a candidate: its probability after those before it."""
-    before = [one["target_levels"][0] for one in siblings if one["index"] < row["index"]]
-    begin = float(sum(before))
-    return begin, begin + row["target_levels"][0]
 
 
 def describe_source(row: Row) -> str:

@@ -173,13 +173,6 @@ def make_server(app: FastAPI, limits: Limits, failed: Callable[[], bool] = lambd
     return DrainingServer(config, app, limits.grace_seconds, failed)
 
 
-def exposure_warning(host: str, has_key: bool) -> str | None:
-    """Return a warning if other machines can reach `host` and no key protects it."""
-    if has_key or is_loopback(host):
-        return None
-    return f"listening on {host}: anyone who can reach this machine can use the models; set --api-key"
-
-
 def serve(
     app: FastAPI,
     listener: socket.socket,
@@ -192,6 +185,8 @@ def serve(
 
     `listener` is a socket from `listen`; it is closed. Without a key, other machines should not reach the server.
     """
-    if warning := exposure_warning(listener.getsockname()[0], has_key):
-        LOG.warning("warning: %s", warning)
+    host = listener.getsockname()[0]
+    if not has_key and not is_loopback(host):
+        message = "warning: listening on %s: anyone who can reach this machine can use the models; set --api-key"
+        LOG.warning(message, host)
     make_server(app, limits, failed).run(sockets=[listener])
