@@ -30,10 +30,11 @@ from stages.contract.blocks import Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.drafting.costs import StageSeconds
 from stages.learn.examples.builder import ExampleBuilder
+from store.errors import UsageError
 from store.events import Event, PromptReceived, PromptRejected
 
 
-class UnfitPromptError(Exception):
+class UnfitPromptError(UsageError):
     """Raised by admission for a prompt that the models cannot process; the message is the reason."""
 
 

@@ -24,7 +24,6 @@ from pipeline.interface.arguments import (
     restored_threads,
 )
 from pipeline.interface.versions import PublishedVersion
-from pipeline.loop import UnfitPromptError
 from pipeline.run.folder import RUNS, open_new_run
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
@@ -182,7 +181,7 @@ class LLM:
         Args:
             messages: each with `role` (`system`, `user` or `assistant`) and `content`, both texts.
         """
-        return self._complete([self._encode_chat(messages)], sampling)[0]
+        return self._complete([self._encode(messages)], sampling)[0]
 
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Iterator[str]:
         """The completion of a text or of a conversation, piece by piece, as blocks are verified.
@@ -190,8 +189,7 @@ class LLM:
         Closing the iterator cancels the request. See `generate` for `sampling` and errors; all of them are raised by
         the first step of the iteration.
         """
-        encoded = self._encode(prompt) if isinstance(prompt, str) else self._encode_chat(prompt)
-        request = _Request(self._open, self._request(encoded, sampling))
+        request = _Request(self._open, self._request(self._encode(prompt), sampling))
         try:
             for chunk in request.chunks():
                 if chunk.text:
@@ -220,20 +218,13 @@ class LLM:
             for request in requests:
                 request.cancel()
 
-    def _encode(self, text: str) -> EncodedPrompt:
-        try:
-            return self._open.encode(text)
-        except UnfitPromptError as reason:
-            raise UsageError(str(reason)) from None
-
-    def _encode_chat(self, messages: Sequence[Message]) -> EncodedPrompt:
-        for message in messages:
+    def _encode(self, prompt: str | Sequence[Message]) -> EncodedPrompt:
+        if isinstance(prompt, str):
+            return self._open.encode(prompt)
+        for message in prompt:
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise UsageError(f"a message must have texts as 'role' and 'content', got {message!r}")
-        try:
-            return self._open.encode_chat(messages)
-        except UnfitPromptError as reason:
-            raise UsageError(str(reason)) from None
+        return self._open.encode_chat(prompt)
 
     def _request(self, prompt: EncodedPrompt, sampling: Mapping[str, Any]) -> GenerationRequest:
         values = dict(sampling)
