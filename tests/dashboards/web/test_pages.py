@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from event_making import make_drifted, make_published
-from serving_runs import Serve, serve_dashboards
+from serving_runs import Serve, read_table, serve_dashboards
 from stream_making import HOSTILE, append, block_of_every_kind, prompt, stream, write
 from tree_making import NODES, make_tree
 
@@ -64,12 +64,6 @@ def texts(page: Any, selector: str) -> list[str]:
     return [text.strip() for text in page.locator(selector).all_inner_texts()]
 
 
-def table(page: Any, place: str) -> list[list[str]]:
-    page.wait_for_selector(f"{place} tbody tr")
-    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    return page.eval_on_selector_all(f"{place} tbody tr", script)
-
-
 def cards(page: Any) -> dict[str, str]:
     """The values of the cards of the first run, by label."""
     page.wait_for_selector("#totals .card b")
@@ -92,7 +86,7 @@ def test_the_stream_page_has_cards_curves_and_marks(address: str, page: Any):
         "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y4').map(trace => trace.marker.color)"
     )
     assert len(set(colors)) == 5, "each kind of event has its own colour"
-    words = " ".join(row[2] for row in table(page, "#events"))
+    words = " ".join(row[2] for row in read_table(page, "#events"))
     assert "drift at 33 in code: fall of acceptance from 0.500 to 0.250, since 30 (adwin); response: recall" in words
     assert "version 0 restored at 33" in words
     assert "acceptance head reset at 33, in response to the drift" in words
@@ -204,14 +198,14 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
     assert (values["entries at the last version"], values["inserted"], values["evicted"]) == ("12", "15", "3")
     assert (values["hits proposed"], values["hits accepted"], values["acceptance of hits"]) == ("60", "60", "100.0%")
     page.wait_for_selector("#chart .scatterlayer .trace")
-    assert table(page, "#paying") == [['" check"', "#8#9", "60", "100.0%", "120"]]
-    assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
+    assert read_table(page, "#paying") == [['" check"', "#8#9", "60", "100.0%", "120"]]
+    assert [row[:2] for row in read_table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
     assert "60 of 120 accepted tokens of the drafter model came from an n-gram (50.0%)" in page.inner_text("#story")
 
 
 def compared_rows(page: Any) -> dict[str, list[str]]:
     """Rows of two versions by title, including the details."""
-    return {row[0]: row[1:] for row in [*table(page, "#compared"), *table(page, "#compared-details")]}
+    return {row[0]: row[1:] for row in [*read_table(page, "#compared"), *read_table(page, "#compared-details")]}
 
 
 @pytest.mark.slow
@@ -233,7 +227,7 @@ def test_two_versions_are_shown_side_by_side(address: str, page: Any):
     assert rows["parent"] == ["–", "2", ""]
     page.wait_for_selector("#chart .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
-    assert [[row[0], row[7]] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
+    assert [[row[0], row[7]] for row in read_table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
 
 
 @pytest.mark.slow
@@ -260,7 +254,10 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
     page.goto(f"{address}/sql?run=learned&run=baseline")
     page.focus("#query")
     page.keyboard.press("Control+Enter")
-    assert [row[:3] for row in table(page, "#rows")][:2] == [["baseline", "docs", "30"], ["baseline", "code", "30"]]
+    assert [row[:3] for row in read_table(page, "#rows")][:2] == [
+        ["baseline", "docs", "30"],
+        ["baseline", "code", "30"],
+    ]
     page.select_option("#recipe", "drifts")
     wait_until(page, "document.querySelector('#rows th:nth-child(3)')?.textContent === 'target'")
     assert "changed_at" in texts(page, "#rows th")
