@@ -117,8 +117,6 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
 
 
 def _add_guard(app: FastAPI, served: str) -> None:
-    """Refuse foreign host names and requests from other sites; set the security headers of every response."""
-
     @app.middleware("http")
     async def guard_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if not is_own_name(request.headers.get("host", ""), served):
@@ -245,8 +243,6 @@ def _add_questions(app: FastAPI, quick: Logs) -> None:
 
 
 def _add_long_questions(app: FastAPI, long: Logs) -> None:
-    """What counts decisions or blocks."""
-
     @app.get("/api/policies")
     def policies(request: Request, run: Runs) -> Response:
         return _answer(request, long, run, read_policies)

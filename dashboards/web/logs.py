@@ -122,7 +122,6 @@ class Logs:
                 return question(self._reader(names, now))
 
     def close(self) -> None:
-        """Close all snapshots of logs."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1][1].close()

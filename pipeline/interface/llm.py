@@ -89,7 +89,6 @@ class _Request:
         return OmnidraftError(f"the engine stopped: {self._engine.failure!r}; make another LLM")
 
     def completion(self) -> Completion:
-        """Wait for the last chunk. Raises as `chunks`."""
         chunks = list(self.chunks())
         last = chunks[-1]
         assert last.finish is not None

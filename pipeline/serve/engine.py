@@ -128,7 +128,6 @@ class LiveEngine(Engine):
         return UnfitPromptError(f"a prompt must have 1 to {self._max_length} of the target's tokens, got {got}")
 
     def start(self) -> None:
-        """Start the engine's thread, which accepts requests."""
         self._thread.start()
 
     @override

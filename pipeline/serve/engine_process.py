@@ -119,7 +119,6 @@ class EngineProcess(Engine):
 
     @property
     def pid(self) -> int | None:
-        """Number of the engine's process; None while there is none."""
         return self._process.pid
 
     @property

@@ -84,11 +84,9 @@ class _Sender:
         self._thread.start()
 
     def send(self, message: object) -> None:
-        """Queue a message. May be called on any thread."""
         self._queue.put(message)
 
     def close(self) -> None:
-        """Send what is queued and end."""
         self._queue.put(None)
         self._thread.join()
 
@@ -111,7 +109,6 @@ class _RequestHandler:
         self._cancels: dict[int, Callable[[], None]] = {}
 
     def handle(self, call: EngineCall) -> None:
-        """Carry out a call, now or on another thread."""
         if call.method in ("submit", "cancel"):
             self._answer(call, getattr(self, f"_{call.method}"))
         else:

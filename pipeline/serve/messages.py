@@ -126,9 +126,7 @@ class Engine(Protocol):
     """Completes requests. All methods may be called from any thread and return at once."""
 
     @property
-    def vocabulary_size(self) -> int:
-        """Number of ids of the target's tokenizer."""
-        ...
+    def vocabulary_size(self) -> int: ...
 
     def encode(self, text: str) -> EncodedPrompt:
         """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop.
@@ -173,6 +171,4 @@ class Engine(Protocol):
         """
         ...
 
-    def read_status(self) -> EngineStatus:
-        """Return the state of the engine at this moment."""
-        ...
+    def read_status(self) -> EngineStatus: ...

@@ -58,7 +58,6 @@ class PendingRequest:
         return self.blocks > 0 or (self.sequence is not None and self.sequence.reading)
 
     def deliver(self, verdict: Verdict) -> None:
-        """Emit the tokens of a block."""
         row = verdict.proposal.draft.row
         self.blocks += 1
         draft = verdict.proposal.draft
@@ -129,12 +128,10 @@ class RequestQueue(Iterator[PromptReceived]):
 
     @property
     def waiting(self) -> int:
-        """Number of queued requests."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Number of requests being decoded."""
         return len(self._running)
 
     def submit(
@@ -208,7 +205,6 @@ class RequestQueue(Iterator[PromptReceived]):
         return PromptReceived(pending.offset, name, DATASET, pending.offset + 1, text)
 
     def prepare_sequence(self, prompt: PromptReceived) -> SequenceState:
-        """Make the sequence to decode for an admitted prompt."""
         pending = self._running[prompt.offset]
         request = pending.request
         sampling, seed, place = request.sampling, self._seed, prompt.offset

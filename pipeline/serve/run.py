@@ -140,7 +140,6 @@ class ServerRun:
         return self
 
     def _start_learner(self, learned: LearnerCheckpoint | None) -> LearnerProcess:
-        """Start the learner process, which resumes from its checkpoint."""
         config, models = self.config, self.models
         learner_config = LearnerConfig(
             config,

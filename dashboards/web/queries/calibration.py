@@ -37,7 +37,6 @@ def _make_bin(row: Mapping[str, Any], source: str, kind: str, judged: int, accep
 
 
 def _describe(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One sentence for the head, and one for each source of copies."""
     head = [row for row in bins if row["source"] == HEAD]
     yield _compare("acceptance head", head) if head else "The acceptance head estimated nothing."
     copies = {name: [row for row in bins if row["source"] == name] for name in SOURCES}

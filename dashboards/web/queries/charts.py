@@ -185,7 +185,6 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
 
 
 def _describe_ngrams(totals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What n-grams added to the tokens that the drafter model drafted."""
     if not totals:
         yield "No token of the drafter model was judged."
         return

@@ -72,7 +72,6 @@ def _estimate(value: float | None, error: float | None) -> dict[str, float] | No
 
 
 def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Compare the run itself with no drafts, and then with the policy that would be the fastest."""
     measured = [row for row in policies if row["per_second"]]
     own = next((row for row in measured if row["action"] == AS_RUN), None)
     others = [row for row in measured if row["action"] != AS_RUN]

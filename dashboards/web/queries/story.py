@@ -200,7 +200,6 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
 
 
 def _read_efficiency(log: LogReader, run: str, first: int, last: int) -> float | None:
-    """Tokens per target forward from one prompt to another."""
     (row,) = log.select(_EFFICIENCY.format(run=quote_text(run), first=first, last=last)).to_pylist()
     efficiency: float | None = row["efficiency"]
     return efficiency

@@ -116,7 +116,6 @@ def _line_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _summarize_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts and rates of the prompts for which a version was the latest, also by dataset."""
     counts = {name: sum(row[name] for row in served) for name in _COUNTS}
     efficiency = counts["emitted"] / counts["blocks"] if counts["blocks"] else None
     datasets = [{"dataset": row["dataset"], "judged": row["judged"], **acceptance_of(row)} for row in served]
@@ -143,7 +142,6 @@ def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -
 
 
 def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Compare the newest version of each run and target with the baseline, and name the best one."""
     for line in dict.fromkeys(map(_line_of, versions)):
         mine = [version for version in versions if _line_of(version) == line]
         newest, measured = mine[-1], [version for version in mine if version["gain"]]

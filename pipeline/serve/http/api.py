@@ -66,7 +66,6 @@ class ActiveRequests:
         self._streams: set[ResponseStream] = set()
 
     def add(self, stream: ResponseStream) -> None:
-        """Add a request that was submitted to the engine."""
         self._streams.add(stream)
 
     def remove(self, stream: ResponseStream) -> None:
@@ -221,11 +220,9 @@ class _Completions:
         self._pools, self._bodies = ThreadPools(), BodyReader(limits)
 
     def close(self) -> None:
-        """Drop work that has not started."""
         self._pools.close()
 
     async def respond(self, request: Request, parse: Parser) -> Response:
-        """Read and parse a request, submit it to the engine, and respond with the completion."""
         arrived = time.perf_counter()
         if self._active.shutting_down:
             raise shutdown_error()

@@ -45,7 +45,6 @@ class ApiError(Exception):
         self.body: JsonObject = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def response(self) -> Response:
-        """Make the response that reports the error."""
         return json_response(self.body, self.status, self.headers)
 
 

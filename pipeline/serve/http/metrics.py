@@ -70,7 +70,6 @@ class Metrics:
                     self._at_position.labels(self._model, str(index)).inc()
 
     def count_tokens(self, tokens: int) -> None:
-        """Count new tokens of a completion."""
         self._generated.inc(tokens)
 
     def count_finish(self, last: Chunk, seconds: float | None = None) -> None:
@@ -86,11 +85,9 @@ class Metrics:
             self._whole.observe(seconds)
 
     def count_response(self, status: int) -> None:
-        """Count a response by its HTTP status."""
         self._answers.labels(self._model, str(status)).inc()
 
     def render(self, status: EngineStatus) -> bytes:
-        """Render all metrics in Prometheus's text format, with the engine's status as gauges."""
         recent = self._recent.copy()  # a deque must not grow while it is read
         return generate_latest(self._registry) + generate_latest(_StatusCollector(self._model, status, recent))
 

@@ -154,7 +154,6 @@ class ChatMessage(BaseModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return it as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role  # few chat templates know the newer name
         message: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content)}
         if self.tool_calls:
@@ -187,12 +186,10 @@ class ParsedRequest:
 
     @property
     def is_chat(self) -> bool:
-        """True for a conversation, False for plain prompts."""
         return bool(self.messages)
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
 

@@ -103,17 +103,14 @@ class CompletionResponse:
         return scored
 
     def format_whole(self) -> JsonObject:
-        """Format the response to a request that does not stream."""
         choices = [self._format_whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._whole, "choices": choices, "usage": self._sum_usage()}
 
     def estimate_bytes(self) -> int:
-        """Estimate the size of the whole response in bytes."""
         texts = sum(len(text) for choice in self._choices for text in choice.text)
         return texts + SCORE_BYTES * sum(1 + len(token.top) for choice in self._choices for token, _ in choice.scored)
 
     def encode_opening(self) -> bytes:
-        """Encode the first events of a stream."""
         if self._parsed.is_chat:
             delta: JsonObject = {"role": "assistant", "content": "", "refusal": None}
             openings = [self._format(index, {"delta": delta}) for index in range(len(self._choices))]
@@ -130,7 +127,6 @@ class CompletionResponse:
                 yield self._encode_event([self._format_part(index, chunk, scored)])
 
     def encode_closing(self) -> bytes:
-        """Encode the last events of a stream."""
         usage = self._encode_event([], self._sum_usage()) if self._parsed.include_usage else b""
         return usage + b"data: [DONE]\n\n"
 

@@ -47,7 +47,6 @@ class ThreadPools:
         return task() if size <= LONG_BYTES else await self.run(size, task, client)
 
     def close(self) -> None:
-        """Drop the tasks that have not started."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
 

@@ -68,7 +68,6 @@ class BoundedConnection(H11Protocol):
 
     @override
     def send_400_response(self, msg: str) -> None:
-        """Respond to invalid HTTP with an error in OpenAI's form."""
         error = encode_json(ApiError(400, msg, code="invalid_http").body)
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(error) + error)

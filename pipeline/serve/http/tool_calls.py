@@ -42,7 +42,6 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
     def for_template(self) -> JsonObject:
-        """Return it as chat templates expect it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}} | function}
 
