@@ -33,7 +33,7 @@ def panels(path: Path, rows: int = 1, columns: int = 1, **settings: Any) -> Iter
 
 
 def plot_parser(description: str, source: str, source_help: str) -> ArgumentParser:
-    """Parser for a command that plots one file: arguments `source`, with the help text `source_help`, and `plot`."""
+    """Make the parser of a command that plots a source to a file."""
     parser = ArgumentParser(description=description)
     parser.add_argument(source, type=Path, help=source_help)
     parser.add_argument("plot", type=Path, help="file to write: .png, .svg or .pdf")
@@ -41,12 +41,8 @@ def plot_parser(description: str, source: str, source_help: str) -> ArgumentPars
 
 
 def run_command(parser: ArgumentParser, work: Callable[[Namespace], object], misuse: int = 1) -> None:
-    """Parse the arguments and run a command. Errors are printed in one line, with an exit status of 1 or `misuse`.
-
-    Args:
-        parser: parser of the command's arguments.
-        work: function that runs the command.
-        misuse: exit status for a `UsageError`.
+    """Run a command with its arguments. Errors are printed in one line; the exit status is 1, or `misuse` for a
+    `UsageError`.
     """
     arguments = parser.parse_args()
     try:

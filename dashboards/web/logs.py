@@ -54,11 +54,7 @@ class Logs:
         self._open: OrderedDict[tuple[str, ...], tuple[str, LogReader]] = OrderedDict()
 
     def folders(self) -> dict[str, Path]:
-        """Folders of runs by name, the newest commit first.
-
-        Raises:
-            RunError: there are no runs.
-        """
+        """Folders of runs by name, the newest commit first. Raises RunError if there are no runs."""
         found = [self._run.resolve()] if self._run else run_folders(self._runs)
         return {folder.name: folder for folder in sorted(found, key=committed_at, reverse=True)}
 
@@ -86,11 +82,7 @@ class Logs:
         return {name: folders[name] for name in wanted}
 
     def stamp(self, names: Sequence[str]) -> str:
-        """A string that changes with each commit of the named runs.
-
-        Raises:
-            RunError: the manifest of a run is gone.
-        """
+        """A string that changes with each commit of the named runs. Raises RunError if a manifest is gone."""
         try:
             stats = [
                 (log.relative_to(folder.parent), newest_manifest(log).stat())

@@ -100,7 +100,6 @@ class RequestQueue(Iterator[PromptReceived]):
         first_offset: of the first prompt.
         log_text: whether the texts of prompts may be logged.
         learner_accepts_examples: whether the learner accepts one more training example.
-        clock: monotonic, in seconds.
     """
 
     def __init__(

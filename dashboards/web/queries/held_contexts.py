@@ -42,12 +42,9 @@ _TEXTS = """
 
 
 def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
-    """List the contexts that the memories hold, the most seen first.
+    """List the contexts that the memories hold, the most seen first, of the runs with these folders.
 
-    Args:
-        log: log of one or several runs.
-        folders: their folders, by name.
-        search: text that a context with one of its continuations must contain, in upper or lower case.
+    `search` is text that a context with one of its continuations must contain, in upper or lower case.
 
     Returns:
         `entries` with the `context` as text (None without a spelling), its number of tokens `length`, how often it was
@@ -76,9 +73,7 @@ def _contains(entry: Mapping[str, Any], search: str) -> bool:
 def hash_contexts(tokens_E: _Numbers, starts_E: _Numbers) -> Iterator[tuple[_Numbers, _Numbers]]:
     """Yield, for each length of a context from 1 on, the places of its last tokens and its hashes.
 
-    Args:
-        tokens_E: emitted tokens of all prompts, one prompt after the other.
-        starts_E: place of the first emitted token of the prompt of each token.
+    `starts_E` has for each of the emitted tokens the place of the first one of its prompt.
     """
     places_E = np.arange(len(tokens_E))
     values_E = np.full(len(tokens_E), _SEED, np.uint64)

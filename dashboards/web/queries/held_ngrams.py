@@ -31,12 +31,9 @@ _HITS = """
 
 
 def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
-    """List the entries that the caches hold, the most used first.
+    """List the entries that the caches hold, the most used first, of the runs with these folders.
 
-    Args:
-        log: log of one or several runs.
-        folders: their folders, by name.
-        search: text that the token must contain, in upper or lower case.
+    `search` is text that the token must contain, in upper or lower case.
 
     Returns:
         `entries` with the `token` as text, the number of `uses` and of hits `judged` and `accepted`; `total`, the

@@ -94,15 +94,10 @@ def _describe(sources: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def list_accepted(log: LogReader, source: str = "", search: str = "") -> dict[str, Any]:
-    """List the contexts and tokens with the most accepted tokens.
+    """List the contexts and tokens with the most accepted tokens, from one source or from all.
 
-    Args:
-        log: log of one or several runs.
-        source: `model`, `lookup` (the own text) or `memory`; all if empty.
-        search: text that context and token together must contain, in upper or lower case.
-
-    Raises:
-        UsageError: the source is unknown.
+    `search` is text that context and token together must contain, in upper or lower case. Raises UsageError for an
+    unknown source.
     """
     if source and source not in SOURCES:
         raise UsageError(f"a source must be one of {', '.join(SOURCES)}; got {source!r}")

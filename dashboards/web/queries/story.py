@@ -84,7 +84,7 @@ def read_story(
     by_source: bool = True,
     folders: Mapping[str, Path] | None = None,
 ) -> list[dict[str, Any]]:
-    """Describe each run of the log in sentences.
+    """Describe each run of the log with a completed prompt in `sentences`.
 
     Args:
         log: log of one or several runs.
@@ -92,9 +92,6 @@ def read_story(
         by_source: divide copied tokens into those of the own text and of the memory, give what learning gained in
             seconds, and compare the speed with that without drafts, which all need a row per block.
         folders: of the runs, by name, whose summaries have the result of the check.
-
-    Returns:
-        One entry per run with a completed prompt: its `run` and its `sentences`.
     """
     blocks = {row["run"]: row for row in rows(log.select(_SOURCES))} if by_source else {}
     speedups = describe_speedups(log) if by_source else {}

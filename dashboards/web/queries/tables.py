@@ -117,11 +117,8 @@ def read_catalog() -> dict[str, Any]:
 def run_query(log: LogReader, query: str, seconds: float) -> dict[str, Any]:
     """Run a query and return its first rows with their total number.
 
-    A query that DuckDB cannot interrupt, such as one that computes a single huge value, may exceed `seconds`.
-
-    Raises:
-        QueryError: the query is not allowed or not valid, was stopped after `seconds`, or returns dates that Python
-            cannot represent.
+    A query that DuckDB cannot interrupt, such as one that computes a single huge value, may exceed `seconds`. Raises
+    QueryError if it is not allowed or not valid, was stopped, or returns dates that Python cannot represent.
     """
     began = perf_counter()
     table = log.select(query, most=MOST, seconds=seconds)
