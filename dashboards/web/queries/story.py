@@ -43,8 +43,7 @@ _LEARNING = """
     FROM updates LEFT JOIN scored USING (run) GROUP BY updates.run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, recalls.version,
-        recalls.candidates
+    SELECT drifts.run, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, recalls.version
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
     ORDER BY drifts.run, drifts.seq
@@ -178,13 +177,7 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
     which += f", in {drifts[-1]['dataset']}" if len(drifts) == 1 and drifts[-1]["dataset"] else ""
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
     answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
-    if restored:
-        answer += f", and an earlier version was restored {_count_times(restored)}"
-    elif last["candidates"]:
-        answer += ", and the current drafter was kept, since no earlier version was clearly better"
-    elif last["action"] == "recall":
-        answer += ", and no earlier drafter was restored"
-    yield f"{answer}."
+    yield f"{answer}, and an earlier version was restored {_count_times(restored)}." if restored else f"{answer}."
     changed, end = last["changed_at"], tokens["last"]
     parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
     before, until, now = (_read_efficiency(log, tokens["run"], first, until) for first, until in parts)

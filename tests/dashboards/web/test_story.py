@@ -8,7 +8,7 @@ from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
 from dashboards.web.queries.story import read_learning, read_story
-from store.events import Action, BlockDone, DraftSource, Event, Recalled
+from store.events import Action, BlockDone, DraftSource, Event
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
 
@@ -100,11 +100,9 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
 def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     events: list[Event] = [prompt(offset, emitted=4 if offset < 30 else 2) for offset in range(60)]
     events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]
-    events.append(Recalled(33, "big", None, 2, 4, 0.45, 0.45, 0.5))
     events.append(make_drifted(offset=40, changed_at=38, action="cooldown"))
     assert describe(tmp_path, events)[2:] == [
-        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset, and the current "
-        "drafter was kept, since no earlier version was clearly better.",
+        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset.",
         "Tokens per target forward were 2.00 in the 20 prompts before the last change, at prompt 30, 1.00 from there "
         "until the drift was detected, and 1.00 in the last 20.",
     ]
