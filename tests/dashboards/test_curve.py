@@ -1,4 +1,4 @@
-"""The acceptance curve of a synthetic run."""
+"""The acceptance curve of a synthetic run, and what commands that draw plots share."""
 
 import subprocess
 import sys
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.curve import Curve, draw, read_curve
+from dashboards.curve import PARSER, Curve, draw, read_curve
+from dashboards.plots import panels, run_command
+from store.errors import CorruptError, RunError, UsageError
 from store.events import Drifted, PromptCompleted
 from store.log.run_log import RunLog
 from store.query.rates import Acceptance
@@ -54,3 +56,24 @@ def test_a_folder_that_is_not_a_run_is_refused_with_a_clear_error(tmp_path: Path
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"omnidraft: {tmp_path} must be a run's folder")
+
+
+@pytest.mark.parametrize("misuse", [1, 2])
+@pytest.mark.parametrize("error", [RunError("no"), UsageError("no"), CorruptError("no"), OSError("no")])
+def test_a_command_that_fails_reports_the_reason_in_one_line(
+    error: Exception, misuse: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["curve", "run", "curve.png"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(PARSER, fail, misuse)
+    status = misuse if isinstance(error, UsageError) else 1
+    assert (ended.value.code, capsys.readouterr().err) == (status, "omnidraft: no\n")
+
+
+def test_an_unfinished_plot_is_not_written(tmp_path: Path):
+    with pytest.raises(ValueError, match="half"), panels(tmp_path / "half.png"):
+        raise ValueError("half")
+    assert list(tmp_path.iterdir()) == []

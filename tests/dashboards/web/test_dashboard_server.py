@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 import warm_python
 from host_names import HOSTS
+from object_serving import objects, place  # noqa: F401  (fixtures)
 from places import ROOT
 from serving_runs import Serve
-from stream_making import append, stream, write
+from stream_making import append, prompt, stream, write
 
 from store.log.manifest import MANIFEST, PREVIOUS
 from store.log.run_log import RunLog
+from store.object_store.mirror import ObjectMirror
 
 
 def get(url: str, headers: Mapping[str, str] = {}, body: Any = None) -> tuple[int, str, Mapping[str, str]]:
@@ -132,7 +135,7 @@ def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
 @contextmanager
 def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the command, and end it with the test in any case."""
-    program = "from pipeline.cli.pages import dashboard; import typer; typer.run(dashboard)"
+    program = "import typer; from pipeline.cli import pages; pages.LOOK_SECONDS = 0.1; typer.run(pages.dashboard)"
     command = warm_python.Popen(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -164,3 +167,26 @@ def test_an_address_other_than_loopback_gives_a_warning(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=30)
     assert "warning: listening on 0.0.0.0: anyone who can reach this machine can read all prompts" in errors
+
+
+def prompts_shown(address: str) -> int:
+    (state,) = json.loads(get(f"{address}/api/states")[1])
+    assert state["name"] == "run"
+    return state["prompts"]
+
+
+@pytest.mark.slow
+def test_a_run_on_an_object_store_is_shown_and_followed(place: str, tmp_path: Path):  # noqa: F811
+    mirror = ObjectMirror(tmp_path, place)
+    mirror.pull()
+    with RunLog(tmp_path, mirror=mirror) as log:
+        append(log, [prompt(0)], commit=True)
+        with start_command("--run", place, "--port", "0") as command:
+            (address,) = re.findall(r"http://127\.0\.0\.1:\d+", command.stdout.readline())
+            assert prompts_shown(address) == 1
+            append(log, [prompt(1)], commit=True)
+            end = time.monotonic() + 60
+            while prompts_shown(address) == 1:
+                assert time.monotonic() < end, "the second commit is not shown"
+                time.sleep(0.1)
+            assert prompts_shown(address) == 2

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_making import make_published
+from event_making import make_drifted, make_published, make_updated
 from serving_runs import Serve, read_table
 from stream_making import prompt, write
 
 from dashboards.web import registered
+from dashboards.web.queries import versions
 from dashboards.web.queries.versions import read_versions
 from dashboards.web.registered import RegisteredNumbers
 from store.events import Event, VersionPublished
@@ -42,8 +43,8 @@ def version(number: int, greedy: int, **others: Any) -> VersionPublished:
     )
 
 
-def read(tmp_path: Path, *versions: VersionPublished) -> dict[str, Any]:
-    events: list[Event] = [*(prompt(offset) for offset in range(30)), *versions]
+def read(tmp_path: Path, *published: VersionPublished) -> dict[str, Any]:
+    events: list[Event] = [*(prompt(offset) for offset in range(30)), *published]
     with LogReader([write(tmp_path / "run", events)]) as log:
         return read_versions(log)
 
@@ -92,6 +93,44 @@ def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Pat
     assert timed.endswith("its drafts in every block make 40.0 tokens per second, and no drafts 50.0: they lose 20%.")
     restored = read(tmp_path / "b", version(0, 4), version(1, 6, drafter_version=1), version(2, 4))["verdicts"][0]
     assert restored["sentences"][0].startswith("Version 2, the newest, is not clearly different from the baseline")
+
+
+def test_the_later_of_two_versions_at_one_prompt_is_in_service(tmp_path: Path):
+    last = range(9, 100, 10)  # the last prompts of intervals; at each next prompt a drift is detected
+    events = [prompt(offset) for offset in range(110)]
+    events += [
+        make_updated(offset=15, seconds=1.5),
+        make_updated(offset=16, part="head", seconds=0.25),
+        make_published(),
+    ]
+    for number, offset in enumerate(last):
+        events += [
+            make_published(offset=offset, version=2 * number + 1, parent=2 * number, reason="interval"),
+            make_drifted(offset=offset + 1),
+            make_published(offset=offset, version=2 * number + 2, parent=2 * number + 1, reason="drift"),
+        ]
+    with LogReader([write(tmp_path / "run", events)]) as log:
+        found = read_versions(log)
+    assert [row["version"] for row in found["versions"]] == list(range(21))
+    served = [(row["version"], row["prompts"]) for row in found["versions"] if row["prompts"]]
+    assert served == [(even, 10) for even in range(0, 21, 2)]
+    learned = [(row["version"], row["learned"]) for row in found["versions"] if row["learned"]]
+    assert [(version, one["steps"], one["seconds"]) for version, one in learned] == [(2, 1, 1.75)], "both parts"
+
+
+def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
+    events = [prompt(0)] + [make_drifted(offset=number) for number in range(3)]
+    events += [
+        make_published(offset=number, version=number, parent=number - 1 if number else None) for number in range(3)
+    ]
+    runs = [write(tmp_path / name, events) for name in ("a", "b")]
+    with LogReader(runs) as log:
+        found = read_versions(log)
+    last = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    assert [(row["run"], row["version"]) for row in found["versions"]] == last
+    assert [(row["run"], row["offset"]) for row in found["drifts"]] == last
+    assert found["total"] == 6
 
 
 def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
