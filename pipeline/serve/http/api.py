@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from pipeline.config.defaults import TEMPERATURE
+from pipeline.loop import UnfitPromptError
 from pipeline.serve.http.auth import AuthMiddleware, bearer_of
 from pipeline.serve.http.errors import (
     ApiError,
@@ -45,7 +46,6 @@ from pipeline.serve.http.response_stream import (
     LONG_BYTES,
     ResponseStream,
     ThreadPools,
-    encode_prompts,
     run_while_connected,
 )
 from pipeline.serve.messages import EncodedPrompt, Engine, GenerationRequest
@@ -284,13 +284,19 @@ class _Completions:
         return parsed
 
     def _prepare(self, parsed: ParsedRequest) -> list[EncodedPrompt]:
-        prompts = encode_prompts(self._engine, parsed)
+        """Tokenise the prompts and compile the grammar."""
+        param = "messages" if parsed.is_chat else "prompt"
         try:
+            if parsed.is_chat:
+                prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools)]
+            else:
+                prompts = [self._engine.encode(text) for text in parsed.prompts]
+            param = "tools" if parsed.tool_use.demanded else "response_format"
             if parsed.grammar:
                 self._engine.compile_grammar(parsed.grammar)
-        except ConfigError as error:
-            param = "tools" if parsed.tool_use.demanded else "response_format"
-            raise ApiError(400, str(error), param=param, code="invalid_value") from None
+        except (ConfigError, UnfitPromptError) as error:
+            code = "invalid_prompt" if isinstance(error, UnfitPromptError) else "invalid_value"
+            raise ApiError(400, str(error), param=param, code=code) from None
         return prompts
 
 

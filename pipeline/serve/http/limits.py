@@ -4,7 +4,6 @@ Bodies are parsed as strict JSON.
 """
 
 import json
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from pipeline.serve.messages import GRACE_SECONDS
 from store.bodies import read_json_body
 
 MiB = 1 << 20
-SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,6 @@ class Limits:
     max_tokens: int = 4096  # of one completion; also the default of a chat
     deadline_seconds: float = 300.0  # for a whole request, including the time in the queue
     grace_seconds: float = GRACE_SECONDS  # for which running requests may continue after the start of a shutdown
-
-
-def max_connections(limits: Limits) -> int:
-    """Return the connections that `limits` allow, at most as many as this process may open files."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(limits.connections, descriptors - SPARE_DESCRIPTORS))
 
 
 class BodyReader:

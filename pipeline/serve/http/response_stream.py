@@ -12,11 +12,9 @@ from weakref import WeakValueDictionary
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from pipeline.loop import UnfitPromptError
-from pipeline.serve.http.errors import ApiError, busy_error
+from pipeline.serve.http.errors import busy_error
 from pipeline.serve.http.metrics import Metrics
-from pipeline.serve.http.openai_requests import ParsedRequest
-from pipeline.serve.messages import BusyError, Chunk, EncodedPrompt, Engine, Finish, GenerationRequest
+from pipeline.serve.messages import BusyError, Chunk, Engine, Finish, GenerationRequest
 
 Result = TypeVar("Result")
 ChoiceChunk = tuple[int, Chunk]  # with the index of its choice
@@ -49,17 +47,6 @@ class ThreadPools:
     def close(self) -> None:
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
-
-
-def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]:
-    """Tokenise the prompts of a request. Raises `ApiError` for one that the models cannot take."""
-    try:
-        if parsed.is_chat:
-            return [engine.encode_chat(parsed.messages, parsed.tool_use.tools)]
-        return [engine.encode(text) for text in parsed.prompts]
-    except UnfitPromptError as reason:
-        param = "messages" if parsed.is_chat else "prompt"
-        raise ApiError(400, str(reason), param=param, code="invalid_prompt") from None
 
 
 class ResponseStream:

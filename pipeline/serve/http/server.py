@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipeline.serve.http.errors import ApiError, encode_json
-from pipeline.serve.http.limits import Limits, max_connections
+from pipeline.serve.http.limits import Limits
 from store.hosts import BACKLOG, is_loopback
 from store.repeated_warnings import limit_warnings
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("omnidraft.serve")
 
+SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
 SEND_SECONDS = 5  # for responses to be sent after the last request has finished
 
 
@@ -154,7 +156,9 @@ class DrainingServer(uvicorn.Server):
 
 def make_server(app: FastAPI, limits: Limits, failed: Callable[[], bool] = lambda: False) -> DrainingServer:
     """Make a server without starting it; its `run(sockets=[...])` serves until a shutdown, or until it `failed`."""
-    attributes = {"limits": limits, "max_connections": max_connections(limits), "idle": {}}
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = max(1, min(limits.connections, descriptors - SPARE_DESCRIPTORS))
+    attributes = {"limits": limits, "max_connections": connections, "idle": {}}
     config = uvicorn.Config(
         app,
         http=type("Connection", (BoundedConnection,), attributes),
