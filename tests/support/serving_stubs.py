@@ -30,12 +30,6 @@ class StubVocabulary:
     name = "big"
     specials: Mapping[str, int] = {"<end>": 999}
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def fewest_tokens(self, characters: int) -> int:
-        return characters
-
     def bytes_of(self, token: int) -> bytes | None:
         return bytes([token]) if token < 256 else None
 
@@ -67,16 +61,6 @@ class StubCommitter:
 
     def commit(self, *, wait: bool = False) -> None:
         self.commits.append(len(self._log.events))
-
-
-class StubConversation:
-    """An encoder that joins the contents of the messages."""
-
-    def encode_conversation(
-        self, messages: Sequence[Mapping[str, str]], tools: Sequence[object] = ()
-    ) -> tuple[list[int], list[int]]:
-        text = "".join(message["content"] for message in messages)
-        return list(text.encode()), list(text.encode())
 
 
 class ScriptedVerify(StubVerify):
@@ -120,16 +104,10 @@ class StubEngine:
             self.queue.on_verdicts,
         )
         loop = Loop({"big": self.runner}, lambda offset: "big", self.batch, clock)
-        models = SimpleNamespace(
-            target_vocabulary=vocabulary,
-            drafter_vocabulary=vocabulary,
-            target=SimpleNamespace(max_length=MAX_LENGTH),
-            clip_prompt=list,
-            eos_ids=frozenset(),
-        )
+        models = SimpleNamespace(target_vocabulary=vocabulary, target=SimpleNamespace(max_length=MAX_LENGTH))
         self.engine = LiveEngine(
             models,
-            StubConversation(),
+            None,
             self.queue,
             loop,
             self.runner,
