@@ -1,15 +1,31 @@
-"""The host names that a server accepts as its own, and its addresses. The tests of both servers use the same names."""
+"""The host names that a server accepts as its own, and its addresses."""
 
 import pytest
-from host_names import HOSTS
 
 from store.errors import UsageError
 from store.hosts import is_loopback, is_own_name, listen
 
+OWN = ("127.0.0.1", "127.0.0.1:8050", "localhost", "LocalHost:1", "[::1]:80", "[::1]", "192.168.1.7")
+FOREIGN = (
+    "",
+    ":80",
+    "[]",
+    "evil.example",
+    "evil.example:8050",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example:8050",
+    "1.2.3.4.evil",
+    "localhost:80:80",
+    "localhost:http",
+    "[localhost",
+    "127.0.0.1]",
+    "user@localhost",
+)
 
-@pytest.mark.parametrize(("host", "status"), HOSTS)
-def test_a_name_is_its_own_or_foreign(host: str, status: int):
-    assert is_own_name(host, "127.0.0.1") == (status == 200)
+
+@pytest.mark.parametrize("host", OWN + FOREIGN)
+def test_a_name_is_its_own_or_foreign(host: str):
+    assert is_own_name(host, "127.0.0.1") == (host in OWN)
 
 
 def test_the_configured_host_name_is_its_own():

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import warm_python
-from host_names import HOSTS
 from object_serving import objects, place  # noqa: F401  (fixtures)
 from places import ROOT
 from serving_runs import Serve
@@ -44,7 +43,7 @@ def address(serve: Serve, tmp_path: Path) -> str:
     return serve(tmp_path / "runs")
 
 
-@pytest.mark.parametrize(("host", "status"), HOSTS)
+@pytest.mark.parametrize(("host", "status"), [("localhost:8000", 200), ("evil.example", 403)])
 def test_only_requests_to_its_own_names_are_answered(address: str, host: str, status: int):
     assert get(f"{address}/api/states", {"Host": host})[0] == status
 

@@ -210,12 +210,11 @@ def send(address: str, head: str, body: bytes = b"") -> bytes:
     ("head", "body", "status", "words"),
     [
         ("Content-Length: 60000000", b"{", 413, b"at most 524288 bytes, got 60000000"),
-        (f"Content-Length: {'9' * 19}", b"{", 413, b"at most 524288 bytes"),
         ("Transfer-Encoding: chunked", b"90000\r\n" + b"x" * 0x90000 + b"\r\n", 413, b"at most 524288 bytes"),
         ("Content-Length: 100", b'{"runs": [', 408, b"within 0.3 seconds"),
         ("Content-Length: 5\r\nTransfer-Encoding: chunked", b"0\r\n\r\n", 400, b"got both"),
     ],
-    ids=["long", "very long", "without a length", "half", "two lengths"],
+    ids=["long", "without a length", "half", "two lengths"],
 )
 def test_request_bodies_are_bounded(
     runs: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, status: int, words: bytes

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from host_names import HOSTS
 from serving_doubles import MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
 
 from pipeline.serve.http.limits import Limits
@@ -321,7 +320,7 @@ def test_only_the_whole_key_is_accepted(closed: HttpServer, sent: str):
         assert MODEL.encode() not in answer
 
 
-@pytest.mark.parametrize(("host", "status"), HOSTS)
+@pytest.mark.parametrize(("host", "status"), [("localhost:8000", 200), ("evil.example", 403)])
 def test_a_page_of_another_name_is_refused(served: HttpServer, host: str, status: int):
     answer = served.client()._client.get(f"{served.url}/v1/models", headers={"Host": host})
     assert answer.status_code == status
