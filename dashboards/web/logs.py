@@ -40,12 +40,7 @@ class RunState:
 
 
 class Logs:
-    """Runs of one folder, or one run, with snapshots of their logs. Thread-safe; queries run one at a time.
-
-    Args:
-        run: folder of one run; None for all runs in `runs`.
-        runs: folder of runs.
-    """
+    """One run, or all in a folder of runs, with snapshots of their logs. Thread-safe; queries run one at a time."""
 
     def __init__(self, run: Path | None, runs: Path) -> None:
         self._run, self._runs = run, runs

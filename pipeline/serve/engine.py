@@ -41,16 +41,8 @@ GRAMMARS = 64  # compiled ones that are kept
 class LiveEngine(Engine):
     """An engine that runs the loop of one target on a thread of its own.
 
-    Args:
-        models: of the target.
-        conversation: encodes conversations.
-        queue: holds the requests; the runner gets its sequences from it and passes verdicts to it.
-        loop, runner: the loop and its only runner.
-        events: writes the events to the log.
-        committer: commits the log.
-        learner: for the status; None where nothing learns.
-        threads: number of threads that the models compute with.
-        reader: of prompts, for the status; None where there is none.
+    The loop's only runner gets its sequences from the queue and passes verdicts to it. `threads` is the number of
+    threads that the models compute with; learner and reader of prompts are for the status, None where there is none.
     """
 
     def __init__(

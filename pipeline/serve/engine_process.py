@@ -63,15 +63,8 @@ class EngineDownError(BusyError):
 class EngineProcess(Engine):
     """The engine of a server, in its own process. As a context manager it ends the process, which commits.
 
-    Args:
-        config: all settings; of a resumed run those that it began with.
-        run: the run's name on a command line.
-        on_event: called with the events that metrics count, on a thread of this object.
-        resume: resume the run.
-        budget: of restarts.
-
-    Raises:
-        OmnidraftError: as `ServerRun`, which the process makes.
+    `run` is its name on a command line; a resumed one has the settings that it began with. `on_event` is called with
+    the events that metrics count, on a thread of this object. Raises as `ServerRun`, which the process makes.
     """
 
     def __init__(
