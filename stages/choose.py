@@ -12,7 +12,6 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
 from stages.drafting.exploration import NO_EXPLORATION, Choice, Exploration
 from stages.drafting.sources import SourceChooser
-from stages.drafting.timed_pauses import TimedPauses
 from stages.memory.text_memory import GrownTree, TextMemory
 from store.events import Action, DraftSource
 
@@ -33,7 +32,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     Args:
         costs: costs of the models' passes: updated here, and predicting what is logged.
-        pauses: by the seconds of blocks; None for no pause by them.
         labels_after_drift: how many tokens of the model's drafts are judged after a drift before trees are used again.
     """
 
@@ -46,12 +44,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         *,
         model: bool = True,
         exploration: Exploration = NO_EXPLORATION,
-        pauses: TimedPauses | None = None,
         labels_after_drift: int = LABELS_AFTER_DRIFT,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
-        self._exploration, self._pauses, self._labels_after_drift = exploration, pauses, labels_after_drift
+        self._exploration, self._labels_after_drift = exploration, labels_after_drift
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # tokens of the model's drafts that are judged before trees are used again
@@ -71,13 +68,9 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         ready = [row for row in batch if not row.reading]
-        searched, drawn = ready, dict[SequenceState, Choice]()
-        if self._pauses and not self._pauses.drafts and not self._due:  # in a pause, only what is drawn is done
-            drawn = {row: self._exploration.choose(row.offset, row.block, Action.NOTHING) for row in ready}
-            searched = [row for row in ready if drawn[row].action is Action.COPIES]
-        grown = dict(zip(searched, self.memory.grow(searched), strict=True))
+        grown = dict(zip(ready, self.memory.grow(ready), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
-        self._choices = drawn or {
+        self._choices = {
             row: self._exploration.choose(row.offset, row.block, self._prefer(row, one)) for row, one in grown.items()
         }
         trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
@@ -96,18 +89,16 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         ]
 
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
-        """Return the action with the highest expected tokens per second."""
-        otherwise = Action.COPIES if grown.tree else Action.NOTHING
-        if not self._model or not self._decode.speculates or not self._decode.has_space(row):
-            return otherwise
-        if self._due:
+        """Return the action with the highest expected tokens per second; after a drift, that which gives labels."""
+        candidates = len(grown.tree.candidates) if grown.tree else 0
+        can_draft = self._model and self._decode.speculates and self._decode.has_space(row)
+        if can_draft and self._due:
             return Action.MODEL
         reading = 0.0  # what each draft of the model bears of the cost of reading the prompt
-        if not self._decode.has_read(row):
+        if can_draft and not self._decode.has_read(row):
             drafts = 1 + DRAFTS_PER_TOKEN * row.remaining_tokens
             reading = self._costs.prompt_cost(len(row.pieces)) / drafts
-        candidates = len(grown.tree.candidates) if grown.tree else 0
-        return Action.MODEL if self._chooser.prefers_model(candidates, grown.expected, reading) else otherwise
+        return self._chooser.choose(candidates, grown.expected, model=can_draft, more=reading)
 
     def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
         assert grown.tree is not None
@@ -125,7 +116,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
         if seconds and not first and self._decode.prompts.measured:
             self._observe_times(verdicts, seconds)
-        verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             judged = sum(max(1, one.judged) for one in by_model if one.proposal.draft.pieces)
@@ -137,16 +127,18 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             self._chooser.observe(verdict, action, self._expected[draft.row], self._decode.count_drawn(draft))
 
     def _observe_times(self, verdicts: Sequence[Verdict], seconds: StageSeconds) -> None:
-        """Update the costs and the pauses with a block in which the target read no prompt."""
-        lengths = [self._decode.count_drawn(verdict.proposal.draft) for verdict in verdicts]
-        tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
-        prompts = self._decode.prompts
-        drafting = max(0.0, seconds.drafting - prompts.seconds)
-        times = BlockTimes(lengths, tokens, drafting, seconds.verifying, seconds.around, prompts)
+        """Update the costs with a block in which the target read no prompt."""
+        drafts, prompts = [verdict.proposal.draft for verdict in verdicts], self._decode.prompts
+        times = BlockTimes(
+            lengths=[self._decode.count_drawn(draft) for draft in drafts],
+            tokens=sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts),
+            drafting=max(0.0, seconds.drafting - prompts.seconds),
+            verifying=seconds.verifying,
+            around=seconds.around,
+            prompts=prompts,
+            trees=sum(draft.action is Action.COPIES and draft.tree is not None for draft in drafts),
+        )
         self._costs.observe(times)
-        if self._pauses and verdicts:
-            plain = not self._expected and not any(map(self._is_drawn, verdicts))
-            self._pauses.observe(times, sum(len(verdict.emitted) for verdict in verdicts), drafts=not plain)
 
     def _is_drawn(self, verdict: Verdict) -> bool:
         choice = self._choices.get(verdict.proposal.draft.row)
@@ -155,16 +147,12 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     def resume_speculation(self) -> None:
         """Draft with the model again from the next block on, also where trees are preferred."""
         self._chooser.try_model()
-        if self._pauses:
-            self._pauses.resume()
 
     def respond_to_drift(self) -> None:
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
         self._due = self._labels_after_drift
-        if self._pauses:
-            self._pauses.resume()
 
     def report(self) -> None:
         """Log how many drafts ended at a distribution that was not finite."""
@@ -178,7 +166,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             "chooser": self._chooser.state_dict(),
             "due": self._due,
             "costs": self._costs.state_dict(),
-            "pauses": self._pauses.state_dict() if self._pauses else None,
         }
 
     @override
@@ -188,7 +175,5 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._chooser.load_state_dict(state["chooser"])
         self._due = state["due"]
         self._costs.load_state_dict(state["costs"])
-        if self._pauses:
-            self._pauses.load_state_dict(state["pauses"])
         for row in self._decode.admitted_rows:
             self.memory.admit(row)

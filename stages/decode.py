@@ -15,10 +15,10 @@ from typing_extensions import override
 from stages.contract.blocks import ENTROPY, Draft, SequenceState
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
-from stages.drafting.alternatives import AlternativeGrowth
-from stages.drafting.costs import CostModel, ReadPrompts
+from stages.drafting.costs import ReadPrompts
 from stages.drafting.growing_drafts import GrowingDrafts
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.selection import Selection
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.engine.models.devices import synchronize
@@ -32,7 +32,7 @@ LOG = logging.getLogger("omnidraft.drafting")
 
 # In one block out of so many, a row's greedy pieces are verified whatever the head estimates: pieces that are never
 # verified give no labels, and a head without labels never learns that they are accepted again.
-EVERY_HOPELESS = 16
+EVERY_WHOLE = 16
 
 
 class Decode(Stage[SequenceState, Draft]):
@@ -67,9 +67,6 @@ class Decode(Stage[SequenceState, Draft]):
             row takes precedence: acceptance is highest if the drafter samples as the target does.
         allowed: pieces that may be drafted: those that spell some target token.
         eos_id: the drafter's end of sequence, after which nothing is drafted, or None.
-        costs: with them the last pieces of a draft are dropped where the head's estimate makes verifying them not worth
-            their cost. Only for rows whose pieces are not drawn: a draft that ends where an unlikely piece was drawn
-            would change the distribution of the text.
         state_logits: computes the term of the logits for the first piece after each of the target's states, (B, S) to
             (B, D), if the drafter reads them; the term is part of the recorded distribution.
     """
@@ -77,8 +74,8 @@ class Decode(Stage[SequenceState, Draft]):
     # reads a row's text before its first draft; None, the default, reads it in one pass
     reader: PromptReader | None = None
     prompts = ReadPrompts()  # those that the model read in the last block
-    # decides whether the next likeliest pieces of greedy rows are kept; None, the default: never
-    alternatives: AlternativeGrowth | None = None
+    # chooses later what of greedy drafts is verified; None, the default: all of it
+    selection: Selection | None = None
 
     def __init__(
         self,
@@ -90,12 +87,11 @@ class Decode(Stage[SequenceState, Draft]):
         max_draft: int,
         eos_id: int | None,
         probs_dtype: torch.dtype = torch.float32,
-        costs: CostModel | None = None,
         state_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
-        self._costs, self._state_logits = costs, state_logits
+        self._state_logits = state_logits
         self._forbidden_D = model.mask_without(allowed)
         self._forbids = bool(self._forbidden_D.any())
         model.restrict(allowed)
@@ -165,7 +161,7 @@ class Decode(Stage[SequenceState, Draft]):
 
         Args:
             skipped: rows that the model does not read in this block: their drafts are empty.
-            whole: whether to keep pieces that the head finds hopeless, because their labels are needed.
+            whole: whether all pieces must be verified, because their labels are needed.
         """
         self.prompts = ReadPrompts()
         wanted = [(number, row) for number, row in enumerate(batch) if row not in skipped]
@@ -176,7 +172,7 @@ class Decode(Stage[SequenceState, Draft]):
         limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
         going = [number for number, row in wanted if not row.reading and limits[number] and self.has_space(row)]
         fed = {number: self._unread(batch[number]) for number in going}
-        if self.alternatives and going and self.alternatives.pays(len(batch)):
+        if self.selection and going and self.selection.wants_alternatives(len(batch)):
             growing.alternatives = {number: [] for number in going if growing.greedy[number]}
         state_terms = self._compute_state_terms(batch, going)
         while going:
@@ -195,9 +191,13 @@ class Decode(Stage[SequenceState, Draft]):
             going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
         self._drawn = dict(zip(batch, growing.lengths, strict=True))
-        if self._costs and not whole:
-            self._drop_hopeless(growing, self._costs)
-        return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device)
+        drops = self.selection is not None and self.selection.drops and not whole
+        droppable = {
+            number
+            for number, row in enumerate(batch)
+            if drops and growing.greedy[number] and (row.offset + row.block) % EVERY_WHOLE
+        }
+        return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device, droppable)
 
     def _compute_state_terms(self, batch: Sequence[SequenceState], going: Sequence[int]) -> dict[int, Tensor]:
         """Return what the target's state adds to the logits of the first piece, for rows that have a state (D,)."""
@@ -205,29 +205,6 @@ class Decode(Stage[SequenceState, Draft]):
         if self._state_logits is None or not states:
             return {}
         return dict(zip(states, self._state_logits(torch.stack(list(states.values()))), strict=True))
-
-    def _drop_hopeless(self, growing: GrowingDrafts, costs: CostModel) -> None:
-        """Drop the last pieces of greedy drafts while that raises the expected tokens per cost of the block.
-
-        The drafter's passes are made already; verifying one token less is what is saved. Whatever is dropped, the text
-        has the target's distribution: what a greedy row drafts and where it ends depend on the past alone.
-        """
-        lengths = growing.lengths
-        emitted, spent = len(lengths) + sum(map(sum, growing.survival)), costs.block_cost(lengths)
-        tokens = len(lengths) + sum(lengths)
-        open_rows = {
-            number
-            for number, row in enumerate(growing.rows)
-            if growing.greedy[number] and (row.offset + row.block) % EVERY_HOPELESS
-        }
-        while open_rows := {number for number in open_rows if growing.pieces[number]}:
-            worst = min(sorted(open_rows), key=lambda number: growing.survival[number][-1])
-            fewer = emitted - growing.survival[worst][-1]
-            less = spent - costs.verification_cost(tokens) + costs.verification_cost(tokens - 1)
-            if fewer * spent <= emitted * less:
-                return
-            emitted, spent, tokens = fewer, less, tokens - 1
-            growing.drop_last(worst)
 
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
@@ -288,13 +265,13 @@ class Decode(Stage[SequenceState, Draft]):
 
     def _keep_alternatives(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> None:
         """Keep the next likeliest pieces after those that greedy rows have just drafted."""
-        assert self.alternatives is not None
-        probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.alternatives.most + 1, logits_BD.shape[1]))
+        assert self.selection is not None
+        probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.selection.most + 1, logits_BD.shape[1]))
         for number, probs, pieces in zip(active, probs_BO.tolist(), pieces_BO.tolist(), strict=True):
             if number in growing.alternatives:
                 drafted = growing.pieces[number][-1]
                 own = [pair for pair in zip(pieces, probs, strict=True) if pair[0] != drafted and pair[1] > 0]
-                growing.alternatives[number].append(tuple(own[: self.alternatives.most]))
+                growing.alternatives[number].append(tuple(own[: self.selection.most]))
 
     def _draw(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pieces (B,), the entropies of their distributions (B,), and the distributions of the S rows that

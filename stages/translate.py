@@ -7,7 +7,7 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
-from stages.drafting.alternatives import AlternativeGrowth
+from stages.drafting.selection import Selection
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.trie import Trie
 from stages.verification.parsing import Parse, Spelling, parse
@@ -28,7 +28,7 @@ class Translate(Stage[Draft, Proposal]):
         divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
     """
 
-    alternatives: AlternativeGrowth | None = None  # makes trees of greedy drafts where that pays; None: never
+    selection: Selection | None = None  # chooses what of greedy drafts is verified; None: all of it
 
     def __init__(self, trie: Trie, cache: NgramCache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache
@@ -50,7 +50,7 @@ class Translate(Stage[Draft, Proposal]):
     @override
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:
         proposals = [Proposal(draft, self._parse(self._trie, draft.pieces)) for draft in batch]
-        return self.alternatives.add(proposals, self._trie) if self.alternatives else proposals
+        return self.selection.select(proposals) if self.selection else proposals
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Insert the emitted tokens of several pieces into the cache: accepted, residual and bonus alike."""

@@ -110,7 +110,7 @@ FUNCTION_IMPORTERS = {
         "pipeline/sources/hub_and_ray.py",
     ),
     "mlflow": ("store/registry/mlflow_*.py",),
-    "scipy": ("store/query/rates.py",),
+    "scipy": ("stages/drafting/tracked_costs.py", "store/query/rates.py"),
     "peft": ("stages/engine/models/adapters.py",),
     "datasets": ("pipeline/sources/hub_and_ray.py",),
     "ray": ("pipeline/sources/hub_and_ray.py",),

@@ -11,14 +11,13 @@ from pipeline.config.sections import DraftSettings, LearnSettings, PromptSetting
 from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
-from stages.drafting.alternatives import AlternativeGrowth
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead, load_head
+from stages.drafting.selection import Selection
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
-from stages.drafting.timed_pauses import TimedPauses
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, TreeLimits, read_memory
@@ -111,17 +110,16 @@ def make_drafting(
     allowed = len(draftable(draft, models.pair))
 
     def make_timed() -> tuple[Decode, Translate, Verify]:
-        return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None, None), translate, verify
+        return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None), translate, verify
 
     costs, seconds = make_costs(draft, params, config.batch, models, allowed, make_timed)
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
-    decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
-    if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
-        decode.alternatives = translate.alternatives = AlternativeGrowth(costs, draft.width - 1)
+    usable = head.came_trained or learns
+    decode = make_decode(draft, params, models, head, costs, trie, usable=usable, trees=models.target.reads_trees)
+    translate.selection = decode.selection
     decode.reader, verify.reader = _make_readers(config.prompts, models, preamble, live=live)
     memory = _make_memory(draft, config.memory.budget_bytes, models, costs)
-    timed = draft.pause and draft.costs == "tracked" and seconds is not None
-    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed, timed=timed)
+    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
@@ -131,14 +129,24 @@ def make_decode(
     models: DrafterModels,
     head: AcceptanceHead,
     costs: CostModel,
+    trie: Trie,
     *,
     usable: bool,
+    trees: bool,
 ) -> Decode:
-    """Make the drafting of the model. `usable`: whether the head has learned or will learn."""
+    """Make the drafting of the model.
+
+    Args:
+        usable: whether the head has learned or will learn.
+        trees: whether the target reads token trees.
+    """
     rule = make_stop_rule(draft.stop, costs, usable=usable)
     most = draft.max_draft if "model" in draft.sources else 0
-    dropping = costs if isinstance(rule, CostStop) else None
-    return _decode(draft, params, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
+    decode = _decode(draft, params, models, head, rule, most, models.drafter_vocabulary.eos)
+    alternatives = draft.width - 1 if trees and draft.mode in ("trie", "match") else 0
+    drops = isinstance(rule, CostStop)
+    decode.selection = Selection(costs, trie, MODES[draft.mode].parse, alternatives, drops=drops)
+    return decode
 
 
 def _decode(
@@ -149,7 +157,6 @@ def _decode(
     stop_rule: StopRule,
     max_draft: int,
     end: int | None,
-    costs: CostModel | None,
 ) -> Decode:
     if draft.temperature is not None:
         params = replace(params, temperature=draft.temperature)
@@ -162,7 +169,6 @@ def _decode(
         draftable(draft, models.pair),
         max_draft,
         end,
-        costs=costs,
         state_logits=states and partial(states.compute_logits, models.name),
     )
 
@@ -210,9 +216,9 @@ def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs:
 
 
 def _make_chooser(
-    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int, *, timed: bool
+    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int
 ) -> ChooseDraft:
-    """Make the choice between all sources of drafts. `timed`: whether the seconds of blocks pause all drafting."""
+    """Make the choice between all sources of drafts."""
     model = "model" in draft.sources
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
     return ChooseDraft(
@@ -222,7 +228,6 @@ def _make_chooser(
         costs,
         model=model,
         exploration=Exploration(draft.exploration, seed, actions),
-        pauses=TimedPauses(costs) if timed else None,
         labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
     )
 

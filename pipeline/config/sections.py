@@ -92,8 +92,7 @@ class DraftSettings(Section):
     )
     pause: bool = Field(
         default=True,
-        description="Whether nothing is drafted where decoding without drafts is faster, by the costs of passes and, "
-        "with tracked costs, by the seconds of this run's blocks.",
+        description="Whether nothing is drafted where decoding without drafts is expected to be faster.",
     )
     weights: WeightFormat = Field(
         default="auto",

@@ -40,7 +40,9 @@ def load_parts(
         models,
         head,
         costs,
+        trie,
         usable=head.came_trained or config.learn.enabled,
+        trees=False,  # vLLM verifies chains
     )
     if models.drafter.forward_pass.cuts_rows:
         prefixes = PrefixCache(config.prompts.cache_bytes, CHUNK) if config.prompts.cache_bytes else None
@@ -54,6 +56,7 @@ def load_parts(
     )
     cache = make_cache(config.cache, mode, models, trie)
     translate = Translate(trie, cache, pair.pieces, mode.parse)
+    translate.selection = decode.selection
     spell = _make_speller(models)
     return models, head, DraftingParts(decode, translate, judge, spell, teacher.temperature)
 

@@ -4,7 +4,7 @@ Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -170,6 +170,19 @@ class Draft:
     # per piece of a greedy draft the next likeliest pieces with their probabilities, in descending order; empty
     # where no alternatives are wanted
     alternatives: tuple[AlternativePieces, ...] = ()
+    droppable: bool = False  # whether its last pieces may stay unverified: they are no random draws
+
+    def cut(self, length: int) -> "Draft":
+        """Return the draft without the pieces after the first `length`."""
+        return replace(
+            self,
+            pieces=self.pieces[:length],
+            draft_probs_KD=self.draft_probs_KD[:length],
+            entropies=self.entropies[:length],
+            features_KF=None if self.features_KF is None else self.features_KF[:length],
+            survival=self.survival[:length],
+            alternatives=self.alternatives[:length],
+        )
 
     @classmethod
     def from_tree(cls, row: SequenceState, tree: TokenTree | None, expected_tokens: float) -> "Draft":

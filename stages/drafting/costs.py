@@ -1,7 +1,7 @@
 """Costs of drafting and verifying, from which draft lengths are chosen."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -48,6 +48,7 @@ class BlockTimes(NamedTuple):
     verifying: float
     around: float = 0.0
     prompts: ReadPrompts = ReadPrompts()  # those that the drafter read
+    trees: int = 0  # rows with a tree of the own text or the memory
 
 
 class VerificationCosts(Protocol):
@@ -78,6 +79,10 @@ class CostModel(VerificationCosts, Protocol):
     def block_cost(self, lengths: Sequence[int]) -> float:
         """Return the cost of a block whose rows have drafts of these lengths."""
         return self.verification_cost(len(lengths) + sum(lengths)) + self.drafts_cost(lengths)
+
+    def tree_cost(self) -> float:
+        """Return what a row's tree of the own text or the memory costs beyond its tokens; by default nothing."""
+        return 0.0
 
     def prompt_cost(self, pieces: int) -> float:
         """Return what it costs that the drafter reads a prompt of so many pieces; by default nothing is known of it."""
@@ -126,6 +131,27 @@ class Costs(CostModel):
     @override
     def drafts_cost(self, lengths: Sequence[int]) -> float:
         return super().drafts_cost(lengths) + (self.per_draft if any(lengths) else 0.0)
+
+
+def count_paying(emitted: float, gains: Sequence[float], cost_of: Callable[[int], float]) -> int:
+    """Return how many candidates give a block the highest expected tokens per cost: the rule of all that is drafted.
+
+    A pass over one token costs 10, and each candidate 1 more. Two are worth it, a third is not:
+
+    >>> count_paying(1.0, [0.6, 0.4, 0.1], lambda count: 10.0 + count)
+    2
+
+    Args:
+        emitted: tokens expected without any of them.
+        gains: what each adds to these, in descending order: the probability that it is emitted.
+        cost_of: the cost of the block with the first so many.
+    """
+    best, paying = emitted / cost_of(0), 0
+    for count, gain in enumerate(gains, start=1):
+        emitted += gain
+        if (rate := emitted / cost_of(count)) > best:
+            best, paying = rate, count
+    return paying
 
 
 def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:

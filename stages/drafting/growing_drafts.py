@@ -3,7 +3,7 @@
 Shapes: B rows, K pieces of a draft, N lines of all rows, D drafter ids, F head features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -56,15 +56,10 @@ class GrowingDrafts:
             self.sampled.append(sampled)
             self.draft_probs_BD.append(draft_probs_BD)
 
-    def drop_last(self, number: int) -> None:
-        """Drop the last piece of a greedy row's draft."""
-        for values in (self.pieces[number], self.entropies[number], self.survival[number]):
-            values.pop()
-        if number in self.alternatives:
-            self.alternatives[number].pop()
-
-    def freeze(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Draft]:
-        """Return one draft per row, in the order of the rows."""
+    def freeze(
+        self, drafter_size: int, dtype: torch.dtype, device: torch.device, droppable: Collection[int] = ()
+    ) -> list[Draft]:
+        """Return one draft per row, in the order of the rows. `droppable`: numbers of those that may be cut."""
         if not self.active:
             nothing_KD = torch.zeros(0, drafter_size, dtype=dtype, device=device)
             return [Draft(row, (), nothing_KD, (), None, ()) for row in self.rows]
@@ -75,13 +70,13 @@ class GrowingDrafts:
         draft_probs_KD = [certain if greedy else drawn for greedy, certain, drawn in both]
         columns = zip(self.rows, self.pieces, draft_probs_KD, self.entropies, features_KF, self.survival, strict=True)
         drafts = [
-            Draft(row, tuple(pieces), distributions, tuple(entropies), features[: len(pieces)], tuple(survival))
+            Draft(row, tuple(pieces), distributions, tuple(entropies), features, tuple(survival))
             for row, pieces, distributions, entropies, features, survival in columns
         ]
-        if not self.alternatives:
-            return drafts
-        alternatives = [tuple(self.alternatives.get(number, ())) for number in range(len(drafts))]
-        return [replace(draft, alternatives=one) for draft, one in zip(drafts, alternatives, strict=True)]
+        return [
+            replace(draft, alternatives=tuple(self.alternatives.get(number, ())), droppable=number in droppable)
+            for number, draft in enumerate(drafts)
+        ]
 
     def _one_hot_probs(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return per row the distributions of its pieces, which have all mass; those of other rows are empty."""

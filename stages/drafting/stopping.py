@@ -5,7 +5,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from stages.drafting.costs import CostModel
+from stages.drafting.costs import CostModel, count_paying
 
 Survival = Sequence[float]  # per drafted piece the estimated probability that it and all before it are accepted
 
@@ -69,13 +69,13 @@ class CostStop(StopRule):
         tokens = len(lengths) + sum(lengths)
         verifying = self._costs.verification_cost(tokens)
         ranked = sorted(open_rows, key=lambda row: -_next_survival(survivals[row]))
-        best, chosen, gained = emitted / spent, 0, 0.0
-        for number, row in enumerate(ranked, start=1):
-            gained += _next_survival(survivals[row])
-            more = self._costs.drafting_cost(number) + self._costs.verification_cost(tokens + number) - verifying
-            if (emitted + gained) / (spent + more) > best:
-                best, chosen = (emitted + gained) / (spent + more), number
-        return ranked[:chosen]
+
+        def cost_of(count: int) -> float:
+            more = self._costs.drafting_cost(count) + self._costs.verification_cost(tokens + count) - verifying
+            return spent + (more if count else 0.0)
+
+        gains = [_next_survival(survivals[row]) for row in ranked]
+        return ranked[: count_paying(emitted, gains, cost_of)]
 
 
 def _next_survival(survival: Survival) -> float:

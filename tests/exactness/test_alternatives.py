@@ -9,9 +9,9 @@ from whole_stages import new_row, stages_of
 
 from stages.contract.blocks import Draft, Proposal, Verdict
 from stages.decode import Decode
-from stages.drafting.alternatives import AlternativeGrowth
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.selection import Selection
 from stages.drafting.stopping import FixedLength
 from stages.learn.examples.builder import make_labels
 from stages.sampling.params import SamplingParams
@@ -24,6 +24,11 @@ SPELLINGS = {"direct": ((0,), (1,), (2,), (3,), None)} | VOCABULARIES
 FREE = Costs(target=((1, 1.0), (60, 1.0)), drafter=((1, 0.1),))  # a pass over more tokens takes no longer
 
 
+def selection_of(translate: Translate, costs: Costs, most: int = 3) -> Selection:
+    """A selection of alternatives alone."""
+    return Selection(costs, translate._trie, translate._parse, most, drops=False)
+
+
 def greedy_stages(world: World, *, most: int = 3) -> tuple[Decode, Translate, Verify]:
     """The stages of a world whose drafter is greedy, with alternatives if `most` is not 0."""
     first, translate, verify = stages_of(world)
@@ -31,7 +36,7 @@ def greedy_stages(world: World, *, most: int = 3) -> tuple[Decode, Translate, Ve
     decode = Decode(
         first.model, head, FixedLength(), SamplingParams(0.0), world.allowed, world.max_draft, None, torch.float64
     )
-    decode.alternatives = translate.alternatives = AlternativeGrowth(FREE, most) if most else None
+    decode.selection = translate.selection = selection_of(translate, FREE, most)
     return decode, translate, verify
 
 
@@ -100,27 +105,27 @@ def proposal_of(world: World, **changes: object) -> tuple[Proposal, Translate]:
 def test_alternatives_are_verified_only_where_they_pay():
     world = World(SPELLINGS["direct"], 4, max_draft=3, seed=1)
     proposal, translate = proposal_of(world, survival=(0.9, 0.5, 0.1))
-    trie = translate._trie
-    (free,) = AlternativeGrowth(FREE, 3).add([proposal], trie)
+    (free,) = selection_of(translate, FREE).select([proposal])
     assert free.draft.tree is not None
     assert free.draft.tree.tokens[:3] == tuple(one.token for one in proposal.tokens)
     assert free.verifiable == free.draft.tree.tokens
-    steep = AlternativeGrowth(Costs(target=((1, 1.0), (11, 11.0)), drafter=((1, 0.1),)), 3)
-    assert steep.add([proposal], trie) == [proposal]
-    assert (AlternativeGrowth(FREE, 3).pays(4), steep.pays(4)) == (True, False)
+    steep = selection_of(translate, Costs(target=((1, 1.0), (11, 11.0)), drafter=((1, 0.1),)))
+    assert steep.select([proposal]) == [proposal]
+    assert (selection_of(translate, FREE).wants_alternatives(4), steep.wants_alternatives(4)) == (True, False)
+    assert not selection_of(translate, FREE, 0).wants_alternatives(4)
 
 
 def test_a_draft_that_ends_in_no_token_stays_a_chain():
     world = World(SPELLINGS["gaps"], 4, max_draft=3, seed=0)
     proposal, translate = proposal_of(world)
     ended = replace(proposal, tokens=(*proposal.tokens[:-1], replace(proposal.tokens[-1], token=None)))
-    assert AlternativeGrowth(FREE, 3).add([ended], translate._trie) == [ended]
+    assert selection_of(translate, FREE).select([ended]) == [ended]
 
 
 def test_drawn_drafts_have_no_alternatives():
     world = World(SPELLINGS["direct"], 4, max_draft=3, seed=0)
     decode, translate, _ = stages_of(world)
-    decode.alternatives = translate.alternatives = AlternativeGrowth(FREE, 3)
+    decode.selection = translate.selection = selection_of(translate, FREE)
     row = new_row(SeededRandomSource(0, 0), 9)
     decode.admit(row)
     drafts: list[Draft] = decode([row])

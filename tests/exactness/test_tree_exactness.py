@@ -309,8 +309,10 @@ class Swaying(SourceChooser):
         super().__init__(CHEAP)
         self._emitted = 0
 
-    def prefers_model(self, candidates: int, expected: float, more: float = 0.0) -> bool:
-        return not candidates or self._emitted % 3 > 0
+    def choose(self, candidates: int, expected: float, *, model: bool = True, more: float = 0.0) -> Action:
+        if model and (not candidates or self._emitted % 3 > 0):
+            return Action.MODEL
+        return Action.COPIES if candidates else Action.NOTHING
 
     def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
         super().observe(verdict, action, expected, drawn)

@@ -18,13 +18,15 @@ from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, Costs, ReadPrompts, StageSeconds
 from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.selection import Selection
 from stages.drafting.sources import GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength
-from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, SECOND_PLAIN_BLOCKS, TRIAL, TimedPauses
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import GrownTree, TextMemory, TreeLimits
+from stages.ngrams.trie import Trie
 from stages.sampling.params import SamplingParams
+from stages.verification.parsing import parse
 from store.events import Action, DraftSource, Origin, Outcome
 
 PIECES = 6
@@ -37,6 +39,10 @@ COSTS = Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),))
 def make_chooser(drafting: float = 0.24, verifying: float = 0.06, rows: int = 1) -> SourceChooser:
     """Costs of a piece in target passes."""
     return SourceChooser(Costs(((1, 1.0), (2, 1.0 + verifying)), ((1, drafting),)), rows)
+
+
+def prefers_model(chooser: SourceChooser, candidates: int, expected: float, more: float = 0.0) -> bool:
+    return chooser.choose(candidates, expected, more=more) is Action.MODEL
 
 
 def draft_of(row: SequenceState, pieces: Sequence[int]) -> Draft:
@@ -61,12 +67,6 @@ def by_tree() -> Verdict:
     return Verdict(Proposal(draft, ()), (), (1,), 1, 1)
 
 
-def tree_verdict(accepted: int) -> Verdict:
-    """On a tree of which so many candidates are accepted."""
-    draft = tree_draft(row_of([1]), make_tree({1: {}}), PIECES, torch.float32)
-    return Verdict(Proposal(draft, ()), (), (1,), accepted, accepted)
-
-
 def teach(chooser: SourceChooser, verdict: Verdict, expected: float) -> None:
     """Show the chooser a block whose source is that of the draft, and of whose draft no piece was dropped."""
     draft = verdict.proposal.draft
@@ -76,31 +76,9 @@ def teach(chooser: SourceChooser, verdict: Verdict, expected: float) -> None:
 
 def test_before_anything_is_known_a_tree_must_promise_more_than_the_model_usually_gives():
     chooser = make_chooser()
-    assert chooser.prefers_model(1, 0.2)
-    assert not chooser.prefers_model(4, 3.0)
-    assert chooser.prefers_model(0, 0.0), "without candidates there is no tree, and the model is tried"
-
-
-def test_what_a_block_s_time_is_worth_decides_between_a_short_and_a_long_one():
-    """A draft of three tokens costs 1.5 blocks, a tree of 1.9 one: 2 and 1.9 for the cost of one block."""
-    slow, fast = make_chooser(drafting=0.25, verifying=0.0), make_chooser(drafting=0.25, verifying=0.0)
-    for _ in range(400):
-        for one in (slow, fast):
-            teach(one, by_model(2, 2), expected=0.7)
-        fast.observe(tree_verdict(6), Action.COPIES, 6.0, 0)
-    assert slow.prefers_model(1, 0.9)
-    assert not fast.prefers_model(1, 0.9)
-
-
-def test_trees_that_give_more_than_they_promise_are_preferred_to_drafts():
-    """The chances of candidates begin with a low prior."""
-    chooser = make_chooser(drafting=0.25, verifying=0.0)
-    for _ in range(100):
-        teach(chooser, by_model(2, 2), expected=0.7)
-    before = chooser.prefers_model(1, 0.7)
-    for _ in range(100):
-        chooser.observe(tree_verdict(2), Action.COPIES, 0.7, 0)
-    assert (before, chooser.prefers_model(1, 0.7)) == (True, False)
+    assert prefers_model(chooser, 1, 0.2)
+    assert not prefers_model(chooser, 4, 3.0)
+    assert prefers_model(chooser, 0, 0.0), "without candidates there is no tree, and the model is tried"
 
 
 def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_gained_as_much():
@@ -108,8 +86,8 @@ def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_
     for _ in range(60):
         teach(chooser, by_model(8, 8), expected=2.0)
         teach(chooser, by_model(8, 0), expected=0.7)
-    assert chooser.prefers_model(4, 2.0)
-    assert not chooser.prefers_model(2, 0.7)
+    assert prefers_model(chooser, 4, 2.0)
+    assert not prefers_model(chooser, 2, 0.7)
 
 
 def test_a_model_that_ceases_to_be_accepted_is_given_up_soon():
@@ -117,7 +95,7 @@ def test_a_model_that_ceases_to_be_accepted_is_given_up_soon():
     for _ in range(300):
         teach(chooser, by_model(8, 8), expected=1.2)
     blocks = 0
-    while chooser.prefers_model(2, 1.2):
+    while prefers_model(chooser, 2, 1.2):
         teach(chooser, by_model(8, 0), expected=1.2)
         blocks += 1
     assert blocks < 120
@@ -129,7 +107,7 @@ def count_drafts(chooser: SourceChooser, blocks: int, accepted: int = 0, expecte
     """
     count = 0
     for _ in range(blocks):
-        model = chooser.prefers_model(int(expected > 0), expected)
+        model = prefers_model(chooser, int(expected > 0), expected)
         count += model
         teach(chooser, by_model(2, accepted) if model else by_tree(), expected)
     return count
@@ -138,7 +116,7 @@ def count_drafts(chooser: SourceChooser, blocks: int, accepted: int = 0, expecte
 def test_a_few_rejected_drafts_do_not_decide():
     chooser = make_chooser(drafting=0.1)
     assert count_drafts(chooser, 3) == 3
-    assert chooser.prefers_model(0, 0.0)
+    assert prefers_model(chooser, 0, 0.0)
 
 
 def test_a_model_whose_drafts_are_all_rejected_is_hardly_tried():
@@ -165,10 +143,10 @@ def test_a_model_that_becomes_better_is_used_again():
 def test_a_model_that_may_have_become_better_is_tried_at_once():
     chooser = make_chooser()
     count_drafts(chooser, 300)
-    assert not chooser.prefers_model(0, 0.0)
+    assert not prefers_model(chooser, 0, 0.0)
     chooser.try_model()
-    assert chooser.prefers_model(0, 0.0)
-    assert not chooser.prefers_model(4, 3.0), "where trees promise far more it is not"
+    assert prefers_model(chooser, 0, 0.0)
+    assert not prefers_model(chooser, 4, 3.0), "where trees promise far more it is not"
     assert count_drafts(chooser, 200) < 10
 
 
@@ -178,8 +156,8 @@ def test_other_kinds_of_blocks_hardly_count_for_one_in_which_the_model_is_known(
         teach(chooser, by_model(2, 2), expected=0.2)
     for _ in range(200):
         teach(chooser, by_model(2, 0), expected=0.0)
-    assert chooser.prefers_model(1, 0.2)
-    assert not chooser.prefers_model(0, 0.0)
+    assert prefers_model(chooser, 1, 0.2)
+    assert not prefers_model(chooser, 0, 0.0)
 
 
 def test_a_block_in_which_the_model_proposed_nothing_is_no_evidence_of_its_tokens():
@@ -187,13 +165,14 @@ def test_a_block_in_which_the_model_proposed_nothing_is_no_evidence_of_its_token
     chooser = make_chooser()
     for _ in range(400):
         teach(chooser, by_model(0, 0), expected=3.0)
-    assert chooser._foresee_model(GAIN_EDGES.index(2.5) + 1) == pytest.approx((1, 1), abs=0.1)
+    assert chooser.foresee_model(3.0) == pytest.approx((1, 1), abs=0.1)
 
 
 def test_all_rows_of_a_batch_are_taken_to_have_equal_drafts():
-    few, many = make_chooser(verifying=0.3), make_chooser(verifying=0.3, rows=8)
-    assert not few.prefers_model(4, 2.6)
-    assert many.prefers_model(4, 2.6), "a candidate costs relatively more where a pass reads many tokens"
+    """A candidate costs relatively more where a pass reads many tokens."""
+    few, many = make_chooser(verifying=0.1), make_chooser(verifying=0.1, rows=8)
+    assert few.choose(4, 1.0, model=False) is Action.COPIES
+    assert many.choose(4, 1.0, model=False) is Action.NOTHING
 
 
 def test_the_statistics_are_restored():
@@ -204,7 +183,7 @@ def test_the_statistics_are_restored():
     again = make_chooser()
     again.load_state_dict(state)
     assert again.state_dict() == chooser.state_dict() != make_chooser().state_dict()
-    assert len(chooser.state_dict()["drafts"]) == 1 + len(GAIN_EDGES) + 1
+    assert len(chooser.state_dict()) == 1 + len(GAIN_EDGES) + 1
     for one in (chooser, again):
         teach(one, by_model(4, 2), expected=0.2)
     assert again.state_dict() == chooser.state_dict()
@@ -217,7 +196,7 @@ def test_former_drafts_cost_what_they_would_cost_today():
     for drafting in (2.0, 0.2):  # seconds of two pieces
         for _ in range(200):
             costs.observe(BlockTimes([2], 3, drafting, 1.12))
-        preferred.append(chooser.prefers_model(0, 0.0))
+        preferred.append(prefers_model(chooser, 0, 0.0))
         for _ in range(20):
             teach(chooser, by_model(2, 1), expected=0.0)
     assert preferred == [False, True]
@@ -225,22 +204,22 @@ def test_former_drafts_cost_what_they_would_cost_today():
 
 def test_what_else_a_draft_costs_for_a_row_counts():
     chooser = make_chooser()
-    assert [chooser.prefers_model(1, 0.2, more) for more in (0.0, 0.1, 0.5)] == [True, True, False]
+    assert [prefers_model(chooser, 1, 0.2, more) for more in (0.0, 0.1, 0.5)] == [True, True, False]
 
 
 def test_pieces_that_were_drawn_and_dropped_are_paid_for():
     chooser = make_chooser(drafting=0.3)
     for _ in range(60):
         chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
-    assert not chooser.prefers_model(0, 0.0), "nothing is drafted where the model only costs"
+    assert not prefers_model(chooser, 0, 0.0), "nothing is drafted where the model only costs"
 
 
 def test_a_chooser_that_may_not_rest_drafts_with_the_model_where_there_is_no_tree():
     chooser = SourceChooser(Costs(((1, 1.0), (2, 1.06)), ((1, 0.3),)), may_rest=False)
     for _ in range(60):
         chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
-    assert chooser.prefers_model(0, 0.0)
-    assert not chooser.prefers_model(1, 0.09), "a tree that costs less is used"
+    assert prefers_model(chooser, 0, 0.0)
+    assert not prefers_model(chooser, 1, 0.09), "a tree that costs less is used"
 
 
 # The stage.
@@ -436,19 +415,18 @@ def test_drafts_with_more_labels_are_fewer_after_a_drift():
     assert judged == [2] * (LABELS_AFTER_DRIFT // 2)
 
 
-def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_labels():
+def test_after_a_drift_all_pieces_are_verified_so_that_the_head_gets_labels():
     stage = new_stage()
-    decode = stage._decode
-    decode._sampling, decode._costs = SamplingParams(), Costs(((1, 1.0), (2, 9.0)), ((1, 0.1),))  # as on a busy machine
+    stage._decode._sampling = SamplingParams()
+    stage._decode.selection = Selection(COSTS, Trie(PIECES, PIECES), parse)
     (row,) = admit(stage, row_of([5, 1], offset=1, remaining_tokens=999))
-    lengths = []
-    for block in range(LABELS_AFTER_DRIFT + 2):
+    assert stage([row])[0].droppable
+    stage.respond_to_drift()
+    for _ in range(LABELS_AFTER_DRIFT):
         (draft,) = stage([row])
-        lengths.append(len(draft.pieces))
+        assert (len(draft.pieces), draft.droppable) == (3, False)
         emit(stage, [draft], 0)
-        if block == 0:
-            stage.respond_to_drift()
-    assert lengths == [0, *[3] * LABELS_AFTER_DRIFT, 0]
+    assert stage._decode([row])[0].droppable
 
 
 def test_a_row_that_the_model_has_no_space_for_has_a_tree():
@@ -486,7 +464,7 @@ def test_the_chooser_learns_what_the_tree_of_a_row_promised_whatever_drafted():
     stage, noted = new_stage(), []
     stage._chooser.observe = lambda verdict, action, expected, drawn: noted.append((action, expected))
     rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
-    stage._chooser.prefers_model = lambda candidates, expected, more: True
+    stage._chooser.choose = lambda *promised, **options: Action.MODEL
     drafts = stage(rows)
     emit(stage, drafts, 3)
     assert [action for action, _ in noted] == [Action.MODEL] * 2
@@ -498,7 +476,7 @@ def test_the_choice_is_made_before_the_model_drafts():
     """A choice that depended on the model's draws would change the distribution of its pieces."""
     stage, calls = new_stage(), []
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
-    decode, prefers = stage._decode, stage._chooser.prefers_model
+    decode, choose = stage._decode, stage._chooser.choose
 
     class Noted:
         def __getattr__(self, name: str) -> Any:
@@ -509,7 +487,7 @@ def test_the_choice_is_made_before_the_model_drafts():
             return decode(batch, **chosen)
 
     stage._decode = Noted()
-    stage._chooser.prefers_model = lambda *promised: calls.append("choose") or prefers(*promised)
+    stage._chooser.choose = lambda *promised, **options: calls.append("choose") or choose(*promised, **options)
     stage([row])
     assert calls == ["choose", "draft"]
 
@@ -622,75 +600,16 @@ def test_without_a_holdout_each_draft_has_its_action():
     assert [(draft.action, draft.propensity) for draft in drafts] == [(Action.COPIES, 1.0), (Action.MODEL, 1.0)]
 
 
-def pausing_stage(**options: Any) -> ChooseDraft:
-    """A stage whose blocks with drafts take five times as long as they should, so that it pauses."""
-    stage = new_stage(pauses=TimedPauses(COSTS), **options)
+def test_where_a_tree_takes_longer_than_it_gives_nothing_is_drafted_and_it_is_tried_again():
+    """A tree of which nothing is accepted promises tokens; by the seconds of its blocks it costs five passes."""
+    stage = new_stage(TrackedCosts(COSTS), model=False, exploration=Exploration(0.1, 0, [Action.NOTHING]))
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
     row.block = 1  # its prompt is read
-    for _ in range(1 + DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS):  # in the first, the model reads
+    found = []
+    for _ in range(600):
         (draft,) = stage([row])
-        emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
+        found.append(draft.tree is not None)
+        emit(stage, [draft], 3, seconds=StageSeconds(0.0, 1.06, 8.0 if draft.tree else 0.0))
         row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
-    stage.release(row)
-    return stage
-
-
-def test_where_drafting_is_slower_by_the_clock_nothing_is_searched_or_drafted(monkeypatch: pytest.MonkeyPatch):
-    stage = pausing_stage()
-    searched: list[int] = []
-    grow = stage.memory.grow
-    monkeypatch.setattr(stage.memory, "grow", lambda rows: [searched.append(len(rows)), grow(rows)][1])
-    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([3, 4, 5], offset=1))
-    drafts = stage(rows)
-    assert [(draft.tree, draft.pieces, draft.action) for draft in drafts] == [(None, (), Action.NOTHING)] * 2
-    emit(stage, drafts, 3)
-    assert searched == [0]
-    stage.resume_speculation()
-    assert all(draft.tree or draft.pieces for draft in stage(rows))
-
-
-def test_the_model_s_drafts_after_a_drift_are_made_in_a_pause_too():
-    stage = pausing_stage()
-    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
-    row.block = 1  # its prompt is read
-    stage.respond_to_drift()
-    sources = []
-    for _ in range(LABELS_AFTER_DRIFT + TRIAL):
-        (draft,) = stage([row])
-        sources.append(bool(draft.pieces))
-        emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
-        row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
-    assert all(sources[:LABELS_AFTER_DRIFT])
-    assert not any(sources[LABELS_AFTER_DRIFT + 1 :]), "then the pause continues"
-
-
-def test_actions_are_drawn_in_a_pause_as_without_one():
-    actions = Action.NOTHING, Action.COPIES, Action.MODEL
-    stage = pausing_stage(exploration=Exploration(0.5, 0, actions))
-    stage._pauses.drafts, stage._pauses._left = False, 10_000
-    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
-    row.block = 1  # its prompt is read
-    found = set()
-    for _ in range(60):
-        (draft,) = stage([row])
-        found.add((draft.action, round(6 * draft.propensity) / 6, bool(draft.tree), len(draft.pieces)))
-        emit(stage, [draft], 3)
-        row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
-    assert found == {
-        (Action.NOTHING, 4 / 6, False, 0),
-        (Action.COPIES, 1 / 6, True, 0),
-        (Action.MODEL, 1 / 6, False, 3),
-    }
-
-
-def test_a_stage_restores_its_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Decode, "state_dict", lambda *_: None)
-    monkeypatch.setattr(Decode, "load_state_dict", lambda *_: None)
-    stage, again = pausing_stage(), new_stage(pauses=TimedPauses(COSTS))
-    state = store(stage.state_dict([]))
-    again.load_state_dict(state)
-    assert (
-        again._pauses.state_dict()
-        == stage._pauses.state_dict()
-        != new_stage(pauses=TimedPauses(COSTS))._pauses.state_dict()
-    )
+    assert found[:2] == [True, True]
+    assert 0 < sum(found[200:]) < 40

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from doubles import TableModel, row_of
 from torch import Tensor
 
 from stages.contract.blocks import Draft, SequenceState
-from stages.decode import EVERY_HOPELESS, Decode
+from stages.decode import EVERY_WHOLE, Decode
 from stages.drafting.costs import Costs
-from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
+from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
+from stages.drafting.selection import Selection
 from stages.drafting.stopping import FixedLength, StopRule
+from stages.ngrams.trie import Trie
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import to_distribution
 from stages.sampling.params import SamplingParams
+from stages.verification.parsing import parse
 
 PIECES = 6
 END = 5
@@ -32,14 +36,13 @@ def new_decode(
     stop_rule: StopRule | None = None,
     max_draft: int = 4,
     end: int | None = None,
-    costs: Costs | None = None,
     state_logits: Callable[[Tensor], Tensor] | None = None,
     **sampling,
 ) -> Decode:
     model = TableModel(logits, PIECES)
     head = AcceptanceHead(model.hidden_size, 0)
     chosen, rule = SamplingParams(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
-    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, costs, state_logits)
+    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, state_logits)
 
 
 def distribution_after(pieces: list[int], sampling: SamplingParams) -> Tensor:
@@ -266,64 +269,28 @@ def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
     torch.testing.assert_close(alone.draft_probs_KD, accompanied.draft_probs_KD)
 
 
-# A target pass costs 9 + tokens, a drafter pass 1.
-COSTS = Costs(target=((1, 10.0), (11, 20.0)), drafter=((1, 1.0),))
-
-
-def decode_with_estimates(*estimates: float, costs: Costs | None = COSTS, **settings) -> Decode:
-    """A head that gives the pieces of a draft these estimates, by their index."""
-    decode = new_decode(costs=costs, **{"temperature": 0.0, **settings})
-    logits_K = torch.tensor([*estimates, *[0.5] * 8]).logit()
-
-    def estimate(hidden_BW: Tensor, logits_BD: Tensor, pieces_B: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        features_BF = piece_features(hidden_BW, logits_BD, pieces_B, index)
-        return features_BF, logits_K[index].expand(len(pieces_B)).sigmoid()
-
-    decode.head.estimate = estimate
+def selecting_decode(*, drops: bool = True, **settings: Any) -> Decode:
+    decode = new_decode(**settings)
+    decode.selection = Selection(Costs(((1, 10.0), (11, 20.0)), ((1, 1.0),)), Trie(PIECES, PIECES), parse, drops=drops)
     return decode
 
 
-def row_not_explored(block: int = 1, **settings) -> SequenceState:
-    row = row_of([0, 1], **settings)
-    row.block = block
-    return row
-
-
-@pytest.mark.parametrize(
-    ("estimates", "kept"),
-    [
-        ((0.9, 0.9, 0.9, 0.9), 4),
-        ((0.9, 0.9, 0.02, 0.9), 2),
-        ((0.02, 0.9, 0.9, 0.9), 0),
-        ((0.9, 0.9, 0.9, 0.02), 3),
-        ((0.9, 0.02, 0.02, 0.02), 1),
-    ],
-)
-def test_a_hopeless_greedy_piece_is_drawn_but_not_verified(estimates: tuple[float, ...], kept: int):
-    row = row_not_explored()
-    (whole,) = only(decode_with_estimates(*estimates, costs=None), [row_not_explored()])
-    (draft,) = only(decode_with_estimates(*estimates), [row])
-    assert draft.pieces == whole.pieces[:kept]
-    assert torch.equal(draft.draft_probs_KD, whole.draft_probs_KD[:kept])
-    assert torch.equal(draft.features_KF, whole.features_KF[:kept])
-    assert (draft.entropies, draft.survival) == (whole.entropies[:kept], whole.survival[:kept])
+def test_the_last_pieces_of_a_greedy_draft_may_stay_unverified_but_now_and_again_the_head_gets_all_labels():
+    decode, row = selecting_decode(temperature=0.0), row_of([0, 1], offset=5)
+    decode.admit(row)
+    droppable = []
+    for _ in range(2 * EVERY_WHOLE):
+        droppable.append(decode([row])[0].droppable)
+        row.block += 1
+    assert droppable == [(5 + block) % EVERY_WHOLE > 0 for block in range(2 * EVERY_WHOLE)]
+    assert not decode([row], whole=True)[0].droppable
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
-def test_a_piece_that_was_drawn_at_random_is_never_dropped(sampling: dict):
+def test_a_piece_that_was_drawn_at_random_is_always_verified(sampling: dict):
     """A draft that ended where an unlikely piece was drawn would change the distribution of the text."""
-    (draft,) = only(decode_with_estimates(0.001, 0.001, **sampling), [row_not_explored()])
-    assert len(draft.pieces) == 4
-
-
-def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels():
-    decode, row = decode_with_estimates(0.001), row_of([0, 1], offset=5)
-    decode.admit(row)
-    lengths = []
-    for _ in range(2 * EVERY_HOPELESS):
-        lengths.append(len(decode([row])[0].pieces))
-        row.block += 1
-    assert lengths == [0 if (5 + block) % EVERY_HOPELESS else 4 for block in range(2 * EVERY_HOPELESS)]
+    (draft,) = only(selecting_decode(**sampling), [row_of([0, 1], offset=1)])
+    assert (len(draft.pieces), draft.droppable) == (4, False)
 
 
 @pytest.mark.parametrize(("length", "drafted"), [(6, 4), (7, 0)])

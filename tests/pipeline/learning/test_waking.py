@@ -1,4 +1,4 @@
-"""Ends of a drafting pause: a drift that is acted upon, a served update, and a restored version."""
+"""What makes a drafter draft again that did not pay: a drift, a served update, and a restored version."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +21,8 @@ from pipeline.loop import Loop
 from stages.choose import LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import TrainingExample
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
 from stages.learn.training.weight_update import Weights
-from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
+from store.events import Action, BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
 
 AT = 3  # the prompt that brings a drift to light
 
@@ -105,19 +104,18 @@ class OneFall:
         return make_drifted(offset=AT, target=prompt.target, action="reset") if prompt.offset == AT else None
 
 
-def paused_loop(pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)) -> tuple[Loop, TimedPauses]:
-    """A loop over a real pair that has just begun its longest drafting pause, without any update to come."""
+def resting_loop(pair: TinyPair, folder: Path) -> Loop:
+    """A loop over a real pair whose drafter is known not to pay, without any update to come."""
     config = config_of(
-        pair, draft__pause=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
+        pair, draft__pause=True, draft__sources=("model",), learn__interval=1000, sampling__max_new_tokens=8
     )
     (models,) = load_models(config, "", folder)
     loop = build_loop(config, (models,), folder)
     runner = runner_of(loop, models.name)
     runner.learner._drift = OneFall()
     choose: ChooseDraft = runner.stages.decode
-    pauses = choose._pauses = TimedPauses(choose._costs)
-    pauses.paused, pauses.drafts, pauses._left = True, False, LONGEST_PAUSE
-    return loop, pauses
+    choose._chooser.choose = lambda *promised, **options: Action.NOTHING
+    return loop
 
 
 def find_drafted(events: Sequence[Event]) -> list[int]:
@@ -135,18 +133,18 @@ def split(events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
 
 
 def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path):
-    loop, _ = paused_loop(tiny_pair, tmp_path)
+    loop = resting_loop(tiny_pair, tmp_path)
     before, after = split(list(loop.run(prompts())))
     assert len(find_drafted(before)) >= AT
-    assert not any(find_drafted(before)), "there is a pause"
+    assert not any(find_drafted(before)), "nothing is drafted"
     assert all(find_drafted(after)[:LABELS_AFTER_DRIFT]), "it tries again"
     assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which was reset, learns from it"
 
 
 def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair: TinyPair, tmp_path: Path):
     """The snapshot is taken after the drift and before the block that it wakes."""
-    whole = split(list(paused_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
-    loop, _ = paused_loop(tiny_pair, tmp_path / "first")
+    whole = split(list(resting_loop(tiny_pair, tmp_path / "whole").run(prompts())))[1]
+    loop = resting_loop(tiny_pair, tmp_path / "first")
     stream, seen, states = prompts(), [], []
 
     def pause() -> bool:
@@ -157,9 +155,8 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair:
 
     for event in loop.run(stream, pause):
         seen.append(event)
-    resumed, pauses = paused_loop(tiny_pair, tmp_path / "second")
+    resumed = resting_loop(tiny_pair, tmp_path / "second")
     resumed.load_state_dict(states[0])
-    assert not pauses.drafts, "nothing has ended the pause yet"
     events = list(resumed.run(stream))
     assert find_drafted(events) == find_drafted(whole)
     assert find_drafted(events)[0] > 0

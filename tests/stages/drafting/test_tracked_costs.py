@@ -46,7 +46,7 @@ def test_a_draft_has_a_cost_of_its_own_next_to_that_of_its_pieces():
     for length in (1, 2, 4) * 100:
         observe(costs, 3, START.verification_cost(3), length, drafting=3.0 + 0.25 * length)
         observe(costs, 3, START.verification_cost(3))
-    assert costs.drafting_cost(1) == pytest.approx(0.25, rel=0.15)
+    assert costs.drafting_cost(1) == pytest.approx(0.25, rel=0.2)
     assert [costs.drafts_cost([length]) for length in (0, 1, 4)] == pytest.approx([0, 3.25, 4], rel=0.05)
 
 
