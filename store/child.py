@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -242,6 +243,17 @@ class ChildCalls:
         child, self._child = self._child, None
         if child:
             child.close()
+
+
+def limit_memory(more: int) -> None:
+    """Limit the address space of this process to its size and `more` bytes, if the system reports the size."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        return
+    import resource
+
+    now = int(sizes.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
 
 
 class RestartBudget:

@@ -6,10 +6,9 @@ reach the process that decodes. It inherits few variables of the environment, an
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from store.child import CallError, ChildCalls, ChildError
+from store.child import CallError, ChildCalls, ChildError, limit_memory
 
 MEMORY_BYTES = 512 << 20  # beyond what it needs without any template
 INHERITED = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")  # variables of the environment; no keys
@@ -62,19 +61,8 @@ def _make_renderer() -> Callable[[tuple[str, str]], tuple[str, str]]:
         return rendered[0][0], ""
 
     render(("", '{"messages": []}'))  # loads what it needs
-    _limit_memory(MEMORY_BYTES)
+    limit_memory(MEMORY_BYTES)
     return render
-
-
-def _limit_memory(more: int) -> None:
-    """Limit the address space of this process to its size and `more` bytes, if the system reports the size."""
-    sizes = Path("/proc/self/statm")
-    if not sizes.exists():
-        return
-    import resource
-
-    now = int(sizes.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
 
 
 TEMPLATES = TemplateProcess()  # one for all templates of this process

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stages.contract.blocks import SequenceState
+from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 
 
@@ -123,3 +124,13 @@ def row_of(
         rng or SeededRandomSource(7, offset),
         remaining_tokens,
     )
+
+
+def read_in_steps(model: LanguageModel, text: list[int], step: int = 1) -> Tensor:
+    """The logits of a text that is read in steps (T, V)."""
+    row = row_of(text[:1], remaining_tokens=len(text))
+    model.admit(row, row.tokens)
+    parts = [text[begin : begin + step] for begin in range(0, len(text), step)]
+    logits_TV = torch.cat([model.forward([row], [part], [len(part)])[0] for part in parts])
+    model.release(row)
+    return logits_TV

@@ -19,11 +19,8 @@ Groups = tuple[Array, Array, Array]  # codes (B, 32 G or 16 G), scales (B, G) an
 
 
 def read_groups(kind: str, rows: Array) -> GroupedMatrix | None:
-    """Return the codes, scales and minima of a matrix; None if its type has another form.
-
-    Args:
-        kind: name of the type in GGUF, such as Q4_1.
-        rows: bytes of each output.
+    """Return the codes, scales and minima of a matrix in a type of GGUF, given the bytes of each output; None if the
+    type has another form.
     """
     if kind not in _READERS or rows.ndim != 2:
         return None
@@ -39,7 +36,6 @@ def read_groups(kind: str, rows: Array) -> GroupedMatrix | None:
 
 
 def _read_half(blocks_BX: Array, start: int) -> Array:
-    """Return a number of float16 per block as float32 (B, 1)."""
     return np.ascontiguousarray(blocks_BX[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 

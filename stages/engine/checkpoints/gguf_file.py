@@ -56,7 +56,6 @@ class StoredTensor:
 
     @property
     def _rows(self) -> np.ndarray[Any, Any]:
-        """The bytes of each row of the last dimension."""
         return np.frombuffer(self.data, dtype=np.uint8).reshape(*self.shape[:-1], -1)
 
 
@@ -70,11 +69,9 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """The name of the architecture in `llama.cpp`."""
         return str(self.metadata["general.architecture"])
 
     def field(self, key: str, default: Any = None) -> Any:
-        """Return a value of the architecture's own keys."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
@@ -228,11 +225,7 @@ def _choose(files: list[Path], which: str, folder: str) -> Path:
 
 
 def _find_on_hub(repository: str, which: str) -> Path:
-    """Return the file of a repository, from the cache or fetched.
-
-    Raises:
-        ModelError: the hub cannot be reached, or the repository has no such file.
-    """
+    """Return the file of a repository, from the cache or fetched."""
     from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub.file_download import repo_folder_name
 

@@ -103,9 +103,6 @@ def require_reader(file: GgufFile) -> None:
     """Check that `transformers` reads every tensor of an architecture that is not read here.
 
     Its older reader, which leaves out tensors and keys that it does not know, is not used.
-
-    Raises:
-        ModelError: it does not.
     """
     module = "transformers.integrations.gguf"
     if find_spec(module) and import_module(module).is_gguf_arch_supported(file.architecture):
@@ -121,9 +118,6 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes
 
     Args:
         codes: whether linear modules keep the codes of their weights too (`stages/engine/quantisation/modules.py`).
-
-    Raises:
-        ModelError: the file states something that is not known, lacks a tensor, or has one too many.
     """
     config = make_config(file)
     config.name_or_path = str(file.path)
@@ -153,11 +147,7 @@ def attach_codes(file: GgufFile, model: Any) -> None:
 
 
 def make_config(file: GgufFile) -> Any:
-    """Make the configuration of `transformers` for a file.
-
-    Raises:
-        ModelError: the file lacks a number that the architecture needs, or states one that is not known.
-    """
+    """Make the configuration of `transformers` for a file."""
     family, prefix = _FAMILIES[file.architecture], f"{file.architecture}."
     keys, fixed, model_type = {**_COMMON, **family.keys}, dict(family.fixed), family.model_type
     if model_type == "llama" and file.field("expert_count"):
@@ -209,11 +199,7 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
 
 
 def _rope(file: GgufFile, head: int) -> dict[str, Any]:
-    """Return the parameters of the rotary embedding.
-
-    Raises:
-        ModelError: the file turns another part of each head, or scales in a way that is not known.
-    """
+    """Return the parameters of the rotary embedding."""
     turned, longest = file.field("rope.dimension_count", head), file.field("context_length")
     if file.field("attention.value_length", head) != head or (turned != head and file.architecture != "phi3"):
         raise ModelError(
@@ -258,11 +244,7 @@ def _rope_scaling(file: GgufFile, head: int, longest: int) -> dict[str, Any]:
 
 
 def _llama3_scaling(file: GgufFile, head: int) -> dict[str, Any]:
-    """Find the parameters of Llama 3's scaling that give the divisors of the frequencies that the file holds.
-
-    Raises:
-        ModelError: none do.
-    """
+    """Find the parameters of Llama 3's scaling that give the divisors of the frequencies that the file holds."""
     divisors = file.tensors["rope_freqs.weight"].dequantise().float()
     theta, factor = file.field("rope.freq_base", 10000.0), float(divisors.max())
     wave_lengths = 2 * torch.pi * theta ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
@@ -283,11 +265,7 @@ def _llama3_scaling(file: GgufFile, head: int) -> dict[str, Any]:
 
 
 def _read_weights(file: GgufFile, config: Any, expected: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return every weight of a model under the names of `transformers`.
-
-    Raises:
-        ModelError: tensors are missing, are of another shape, or are not known.
-    """
+    """Return every weight of a model under the names of `transformers`."""
     sources = {name: _source_names(file, config, name) for name in expected}
     if config.tie_word_embeddings:
         sources.pop("lm_head.weight", None)

@@ -102,11 +102,7 @@ def _splitter(rule: str) -> Any:
 
 
 def _other_kind(metadata: Mapping[str, Any], kind: str, name: str) -> Tokenizer:
-    """Make the tokenizer of a SentencePiece vocabulary as `transformers` does.
-
-    Raises:
-        ModelError: `transformers` has no rule for the kind of vocabulary.
-    """
+    """Make the tokenizer of a SentencePiece vocabulary as `transformers` does."""
     module = "gguf" if find_spec("transformers.integrations.gguf") else "ggml"  # the second before transformers 5.23
     convert = import_module(f"transformers.integrations.{module}").convert_gguf_tokenizer
     fields = "tokens scores token_type merges add_space_prefix".split()

@@ -5,7 +5,6 @@ a process busy for hours or use up its memory, however small the files are.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as man
 FEW_MODULES, FEW_EXPERTS = 1000, 100_000
 # Weights of one bit are 8 to a byte; twice as many are allowed for those that a file holds once and a model twice.
 WEIGHTS_PER_BYTE = 16
-MOST_GROWTH = 256  # characters that the replacements of a normaliser may make of one; of real ones 2 at most
 _REPEATED = ("layer", "layers", "blocks", "experts")  # how keys end that count modules, such as n_layer
 
 
@@ -34,7 +32,8 @@ def require_plausible_sizes(source: str, config: Mapping[str, Any], build: Calla
     Raises:
         ModelError: there are more layers or experts than tensors, or far more weights than the files can hold.
     """
-    tensors, size = measure_files(_folder_of(source))
+    config_file = find_file(source, "config.json")
+    tensors, size = measure_files(config_file.parent if config_file else Path(source))
     if not size:
         return
     for name, count in _count_modules(config):
@@ -79,55 +78,12 @@ def _count_modules(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, value
 
 
-def _folder_of(source: str) -> Path:
-    """Return the folder of a model; for one of the hub that of its cached configuration."""
+def find_file(source: str, name: str) -> Path | None:
+    """Return the path of a file in a folder, where it need not be, or of a cached file of a hub model."""
     if Path(source).is_dir():
-        return Path(source)
+        return Path(source) / name
     try:
-        cached = try_to_load_from_cache(source, "config.json")
+        cached = try_to_load_from_cache(source, name)
     except ValueError:  # no name of the hub
-        cached = None
-    return Path(cached).parent if isinstance(cached, str) else Path(source)
-
-
-def require_plausible_normalizer(source: str) -> None:
-    """Refuse a tokenizer that makes very long texts of short ones, before it reads any; without a file, do nothing.
-
-    Raises:
-        ModelError: its normaliser may make more than `MOST_GROWTH` characters of one.
-    """
-    try:
-        content = json.loads((_folder_of(source) / "tokenizer.json").read_bytes())
-        growth = max_growth(content.get("normalizer"))
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # the loader explains what is wrong
-        return
-    if growth > MOST_GROWTH:
-        raise ModelError(
-            f"the tokenizer of {source!r} must make at most {MOST_GROWTH} characters of one, but its normaliser may "
-            f"make {growth:.3g}; fetch the model again"
-        )
-
-
-def max_growth(normalizer: Any) -> float:
-    """Return the maximum number of characters that the replacements of a normaliser, as of a `tokenizer.json`, make of
-    one.
-
-    >>> double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    >>> max_growth(double), max_growth({"type": "Sequence", "normalizers": [double] * 10})
-    (2.0, 1024.0)
-    """
-    if normalizer is None:
-        return 1.0
-    if normalizer["type"] == "Sequence":
-        return math.prod(map(max_growth, normalizer["normalizers"]))
-    if normalizer["type"] == "Replace":
-        pattern, content = normalizer["pattern"].get("String"), normalizer["content"]
-        return max(1.0, len(content) / len(pattern)) if pattern else 1.0 + len(content)
-    return 1.0  # the Unicode forms make up to 18 of one, but not again of their own results
+        return None
+    return Path(cached) if isinstance(cached, str) else None

@@ -6,10 +6,10 @@ process reads texts of all kinds with a limit of memory and time; if it ends, th
 """
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from store.child import CallError, ChildCalls, ChildError, limit_memory
 from store.errors import ModelError
 
 SECONDS = 60.0  # for loading, too, which takes a second or two for the largest
@@ -31,7 +31,6 @@ UNITS = (
     "a1. ",
     "The end, 2 it's. ",
 )
-_PROGRAM = "from stages.engine.checkpoints.tokenizer_probe import main; main()"
 
 
 def require_bounded_tokenizer(path: Path, source: str, seconds: float = SECONDS) -> None:
@@ -42,46 +41,29 @@ def require_bounded_tokenizer(path: Path, source: str, seconds: float = SECONDS)
     """
     if not path.is_file():
         return
-    environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    calls = ChildCalls(_make_reader, MEMORY_BYTES, name="tokenizer", variables=("PATH", "LD_LIBRARY_PATH"))
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, str(path.resolve())],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        reason = f"it took more than {seconds:g} s"
-    else:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1][:200] if lines else f"its process ended with status {done.returncode}"
-        if done.returncode == 0:
-            return
-    raise ModelError(
-        f"the tokenizer of {source!r} must read {len(UNITS)} texts of {LENGTH:,} characters within {seconds:g} s and "
-        f"{MEMORY_BYTES >> 30} GiB, but: {reason}; fetch the model again"
-    )
+        calls.call(str(path.resolve()), seconds)
+    except (TimeoutError, CallError, ChildError) as error:
+        raise ModelError(
+            f"the tokenizer of {source!r} must read {len(UNITS)} texts of {LENGTH:,} characters within {seconds:g} s "
+            f"and {MEMORY_BYTES >> 30} GiB, but: {str(error).splitlines()[0][:200]}; fetch the model again"
+        ) from error
+    finally:
+        calls.close()
 
 
-def main() -> None:
-    """Load the tokenizer that the command line names and read the texts; the program of the process."""
+def _make_reader(memory: int) -> Callable[[str], None]:
+    """Return what loads a tokenizer and reads the texts; runs in the process, whose memory it limits."""
     from tokenizers import Tokenizer
 
-    _limit_memory()
-    tokenizer = Tokenizer.from_file(sys.argv[1])
-    for unit in UNITS:
-        tokenizer.encode_batch_fast([(unit * LENGTH)[:LENGTH]], add_special_tokens=False)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library prints that it fails
+    limit_memory(memory)
 
+    def read(path: str) -> None:
+        tokenizer = Tokenizer.from_file(path)
+        for unit in UNITS:
+            tokenizer.encode_batch_fast([(unit * LENGTH)[:LENGTH]], add_special_tokens=False)
 
-def _limit_memory() -> None:
-    sizes = Path("/proc/self/statm")
-    if not sizes.exists():  # the system does not report the memory of a process
-        return
-    import resource
-
-    now = int(sizes.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
+    return read

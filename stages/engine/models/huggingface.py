@@ -41,9 +41,9 @@ from yaml import YAMLError
 from stages.engine.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf
 from stages.engine.checkpoints.gguf_model import attach_codes, has_family, load_gguf_model, require_reader
 from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
-from stages.engine.checkpoints.size_check import require_plausible_normalizer, require_plausible_sizes
+from stages.engine.checkpoints.size_check import find_file, require_plausible_sizes
 from stages.engine.checkpoints.tokenizer_probe import require_bounded_tokenizer
-from stages.engine.models.load_errors import PACKAGES, TOKENIZER_FILES, explain_errors, is_tiktoken, read_config
+from stages.engine.models.load_errors import TOKENIZER_FILES, explain_errors, is_tiktoken, read_config
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -128,7 +128,7 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
         made = AutoModelForImageTextToText
     quantised = getattr(config, "quantization_config", None) or {}
     method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, *PACKAGES}
+    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"}  # which has a name for each number of bits there
     if quantised and str(getattr(method, "value", method)) not in known:  # transformers would ignore it
         raise ValueError(f"transformers {transformers_version} does not know this quantisation")
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
@@ -144,9 +144,6 @@ def _load_whole(made: Any, source: str, *, composite: bool = False, **options: A
 
     Args:
         composite: the checkpoint holds more than a language model.
-
-    Raises:
-        ModelError: tensors are missing, unexpected or of another shape.
     """
     common = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False, **options}
     model, info = _with_attention(lambda kind: made.from_pretrained(source, attn_implementation=kind, **common))
@@ -214,7 +211,6 @@ def load_tokenizer(source: str) -> Any:
         if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in TOKENIZER_FILES):
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
-        require_plausible_normalizer(source)
         if is_foreign(source):
             require_bounded_tokenizer(find_tokenizer_file(source), source)
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
@@ -236,11 +232,7 @@ def find_tokenizer_file(source: str) -> Path:
 
 
 def _drop_tokens_without_output(tokenizer: Any, source: str) -> Any:
-    """Leave out added tokens whose ids are beyond the model's output layer: it can neither read nor emit them.
-
-    Raises:
-        ModelError: ordinary tokens have no output.
-    """
+    """Leave out added tokens whose ids are beyond the model's output layer: it can neither read nor emit them."""
     backend, width = getattr(tokenizer, "backend_tokenizer", None), _read_width(source)
     if backend is None or width is None or backend.get_vocab_size(with_added_tokens=True) <= width:
         return tokenizer
@@ -271,22 +263,14 @@ def _read_width(source: str) -> int | None:
 
 
 def _require_reachable(source: str) -> None:
-    """Fail at once where the hub's own client would retry for half a minute.
-
-    Raises:
-        OSError, ValueError: the source is neither a folder nor cached, and the hub does not answer.
-    """
+    """Fail at once where the hub's own client would retry for half a minute."""
     if Path(source).exists() or try_to_load_from_cache(source, "config.json") or getproxies():
         return
     socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
 
 
 def _require_true_conversion(tokenizer: Any, source: str) -> None:
-    """Check a tokenizer that was converted from `tokenizer.model` against the original.
-
-    Raises:
-        ModelError: the texts tried have other ids, or the file does not hold the special tokens.
-    """
+    """Check a tokenizer that was converted from `tokenizer.model` against the original."""
     folder = Path(source)
     if not (folder / "tokenizer.model").exists() or (folder / "tokenizer.json").exists():
         return
@@ -329,11 +313,7 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def raise_write_errors(folder: Path) -> Iterator[None]:
-    """Raise every error of writing to a folder as an OSError; safetensors and tokenizers have their own error types.
-
-    Raises:
-        OSError: the folder could not be written.
-    """
+    """Raise every error of writing to a folder as an OSError; safetensors and tokenizers have their own error types."""
     try:
         yield
     except OSError:
@@ -348,15 +328,10 @@ def read_licence(source: str) -> str | None:
         if file := find_gguf(source):
             licence = read_gguf(file).metadata.get("general.license")
             return str(licence) if licence else None
-        card = Path(source) / "README.md" if Path(source).is_dir() else try_to_load_from_cache(source, "README.md")
-        text = Path(card).read_text(encoding="utf-8") if isinstance(card, str | Path) else ""
+        card = find_file(source, "README.md")
+        text = card.read_text(encoding="utf-8") if card else ""
         licence = ModelCard(text).data.to_dict().get("license") if text.startswith("---") else None
-    except (
-        OSError,
-        ValueError,
-        YAMLError,
-        ModelError,
-    ):  # no card, no metadata in it, or a name that is no repository's
+    except (OSError, ValueError, YAMLError, ModelError):  # no card, or no metadata in it
         return None
     return str(licence) if licence else None
 

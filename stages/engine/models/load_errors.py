@@ -8,44 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
+from stages.engine.checkpoints.size_check import find_file
 from store.errors import ModelError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
-# Packages with which `transformers` reads weights of a quantisation, by its name in `config.json`.
-PACKAGES = {
-    "aqlm": "aqlm[gpu]",
-    "auto-round": "auto-round",
-    "awq": "gptqmodel",
-    "bitsandbytes": "bitsandbytes",
-    "bitsandbytes_4bit": "bitsandbytes",
-    "bitsandbytes_8bit": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "eetq": "kernels",
-    "fbgemm_fp8": "fbgemm-gpu",
-    "gptq": "gptqmodel optimum",
-    "higgs": "flute-kernel",
-    "hqq": "hqq",
-    "mxfp4": "kernels",
-    "quanto": "optimum-quanto",
-    "quark": "amd-quark",
-    "spqr": "spqr_quant[gpu]",
-    "torchao": "torchao",
-    "vptq": "vptq",
-}
-
 
 @contextmanager
 def explain_errors(what: str, source: str) -> Iterator[None]:
-    """Raise every error of loading as one line: libraries raise almost anything for a file that is not right.
-
-    Raises:
-        ModelError: in place of any other exception but MemoryError.
-    """
+    """Raise every error of loading as one line: libraries raise almost anything for a file that is not right."""
     try:
         yield
     except (ModelError, MemoryError):
@@ -64,8 +38,8 @@ def _load_error(what: str, source: str, error: Exception) -> str:
     if what == "tokenizer":
         return _tokenizer_error(source, reason)
     method = (config.get("quantization_config") or {}).get("quant_method")
-    if method:
-        return _quantisation_error(source, reason, method, package_lacks=isinstance(error, ImportError))
+    if method and not isinstance(error, ImportError):
+        return f"{source!r}, quantised with {method}, must load here, but: {reason}; name it unquantised or as GGUF"
     fault = _architecture_fault(config, reason)
     if fault:
         return f"{source!r} must be a causal language model that transformers {transformers_version} has, but {fault}"
@@ -83,14 +57,6 @@ def _not_found(what: str, source: str, reason: str) -> str:
         f"a {what} must load from {source!r}: {where} did not give one ({reason}); name a folder that save_pretrained "
         "wrote, a .gguf file, a hub model that this machine can reach, or builtin:NAME"
     )
-
-
-def _quantisation_error(source: str, reason: str, method: str, *, package_lacks: bool) -> str:
-    if not package_lacks:
-        return f"{source!r}, quantised with {method}, must load here, but: {reason}; name it unquantised or as GGUF"
-    package = "accelerate" if "accelerate" in reason.lower() else PACKAGES.get(method)
-    advice = f"pip install {package}" if package else reason
-    return f"{source!r} is quantised with {method}, which needs a package that is not installed: {advice}"
 
 
 def _architecture_fault(config: Mapping[str, Any], reason: str) -> str | None:
@@ -129,15 +95,16 @@ def is_tiktoken(folder: Path) -> bool:
 def _first_line(error: Exception, longest: int = 300) -> str:
     """Return the first line of a message, cut between words."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    line = lines[0] if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: {lines[0]}"
+    says_what = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
+    line = lines[0] if says_what else f"{type(error).__name__}: {lines[0]}"
     return line if len(line) <= longest else f"{line[:longest].rsplit(' ', 1)[0]} ..."
 
 
 def read_config(source: str) -> dict[str, Any]:
     """Return the configuration of a folder or cached hub model as it is written; empty if there is none."""
+    path = find_file(source, "config.json")
     try:
-        path = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
-        read = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str | Path) else {}
+        read = json.loads(path.read_text(encoding="utf-8")) if path else {}
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}

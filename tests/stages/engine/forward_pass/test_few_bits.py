@@ -1,22 +1,23 @@
 """Models of few bits: the codes of a GGUF file, and weights that are quantised when they are loaded."""
 
 from pathlib import Path
+from typing import Any
 
-import gguf_making
 import pytest
 import torch
-from doubles import row_of
-from tiny_pair import TinyPair
+from doubles import read_in_steps
+from gguf_making import keys_of, tensors_of, write
 from torch import nn
 
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
-from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama
-from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
+from stages.engine.models.huggingface import load_causal_model, new_llama
+from stages.engine.models.language_model import fingerprint, load_model
 from stages.engine.quantisation.modules import find_attached, find_groups, has_groups
-from store.errors import ConfigError, ModelError
+from store.errors import ConfigError
 
 SHAPE = {
+    "vocab_size": 384,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
@@ -25,8 +26,6 @@ SHAPE = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
-NEW_TOKENS, PROMPTS = 24, 12
-NEAR = 0.05  # standard deviations of the logits between two tokens; a near tie
 
 
 @pytest.fixture(autouse=True)
@@ -35,36 +34,23 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: TinyPair) -> TinyPair:
-    """Gives the tokenizer of the target, and the drafter."""
-    return tiny_pair
+def llama() -> Any:
+    """A Llama with random weights whose matrices fit groups of 32."""
+    return new_llama(3, initializer_range=0.2, **SHAPE)
 
 
 @pytest.fixture(scope="module")
-def folder(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with random weights whose matrices fit groups of 32."""
+def folder(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
-    tokenizer = load_tokenizer(str(pair.target))
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = new_llama(3, vocab_size=len(tokenizer), initializer_range=0.2, **SHAPE, **ends)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    llama.save_pretrained(folder)
     return folder
 
 
-def write(folder: Path, path: Path, kind: str) -> Path:
-    """Write a folder's model as a GGUF file with matrices of one type."""
-    llama = gguf_making.load_llama(str(folder))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(gguf_making.TYPES, kind, kind)
-        gguf_making.save_gguf(llama, path, kind, [llama.tokenizer.eos_token_id])
-    return path
-
-
 @pytest.fixture(scope="module")
-def files(folder: Path) -> dict[str, Path]:
+def files(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Files of three types, by type."""
-    return {kind: write(folder, folder / f"{kind}.gguf", kind) for kind in ("Q4_0", "Q4_1", "Q8_0")}
+    place, keys, tensors = tmp_path_factory.mktemp("files"), keys_of(llama.config), tensors_of(llama, "llama")
+    return {kind: write(place / f"{kind}.gguf", "llama", keys, tensors, kind) for kind in ("Q4_0", "Q4_1", "Q8_0")}
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -86,27 +72,7 @@ def test_a_file_runs_in_its_own_bits_by_default(files: dict[str, Path], folder: 
     assert {load_model(str(path), "float32", "cpu", "auto").weights for path in files.values()} == {"codes"}
     assert load_model(str(folder), "float32", "cpu", "auto").weights == "fastest"
     assert load_model(str(files["Q4_1"]), "float32", "cpu", "fastest").weights == "fastest"
-
-
-def test_formats_of_few_bits_need_the_compiled_forward(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
-    for name in ("has_compiled_forward", "prefers_compiled_forward"):
-        monkeypatch.setattr(f"stages.engine.models.forward_choice.{name}", lambda *_, **__: False)
-    assert load_model(str(files["Q4_0"]), "float32", "cpu", "auto").weights == "fastest"
-    for weights in ("codes", "codes8", "int4", "int8"):
-        with pytest.raises(ModelError, match=f"weights in {weights} need the compiled forward pass"):
-            load_model(str(files["Q4_0"]), "float32", "cpu", weights).prove_forward()
-    with pytest.raises(ModelError, match="batch_invariant needs the compiled forward pass"):
-        load_model(str(files["Q4_0"]), "float32", "cpu", batch_invariant=True).prove_forward()
-
-
-def read(model: LanguageModel, text: list[int], step: int = 1) -> torch.Tensor:
-    """The logits of a text that is read in steps."""
-    row = row_of(text[:1], remaining_tokens=len(text))
-    model.admit(row, row.tokens)
-    parts = [text[begin : begin + step] for begin in range(0, len(text), step)]
-    logits_TV = torch.cat([model.forward([row], [part], [len(part)])[0] for part in parts])
-    model.release(row)
-    return logits_TV
+    assert load_model(str(files["Q4_1"]), "bfloat16", "cpu", "auto").weights == "fastest", "nothing is compiled for it"
 
 
 def compare(one_TV: torch.Tensor, other_TV: torch.Tensor) -> float:
@@ -124,7 +90,7 @@ def test_a_checkpoint_is_quantised_when_it_is_loaded(folder: Path, weights: str,
         torch.equal(one, two) for one, two in zip(model.model.parameters(), plain.model.parameters(), strict=True)
     )
     text = list(range(5, 45))
-    assert distance < compare(read(model, text), read(plain, text)) < 10 * distance
+    assert distance < compare(read_in_steps(model, text), read_in_steps(plain, text)) < 10 * distance
     quantised = load_causal_model(str(folder), "float32", "cpu")
     for linear in quantised.model.modules():  # the output layer is not quantised
         if isinstance(linear, nn.Linear):
@@ -133,25 +99,23 @@ def test_a_checkpoint_is_quantised_when_it_is_loaded(folder: Path, weights: str,
             linear.weight.data = groups.dequantise()
     with torch.no_grad():
         expected_TV = quantised(torch.tensor([text])).logits[0]
-    assert compare(read(model, text), expected_TV) < 0.2 * distance
+    assert compare(read_in_steps(model, text), expected_TV) < 0.2 * distance
 
 
 def test_weights_that_training_changed_are_quantised_again(files: dict[str, Path]):
     model = load_model(str(files["Q4_1"]), "float32", "cpu", "int4")
     text = list(range(5, 25))
-    before_TV = read(model, text)
+    before_TV = read_in_steps(model, text)
     changed = [weight + 0.05 * torch.randn_like(weight) for weight in model.trained_weights]
     model.load_weights(changed)
-    after_TV = read(model, text)
+    after_TV = read_in_steps(model, text)
     plain = load_model(str(files["Q4_1"]), "float32", "cpu", "fastest")
     plain.load_weights(changed)
-    assert compare(after_TV, read(plain, text)) < 0.5 * compare(before_TV, read(plain, text))
+    assert compare(after_TV, read_in_steps(plain, text)) < 0.5 * compare(before_TV, read_in_steps(plain, text))
 
 
-def test_another_device_has_no_kernels_for_few_bits(pair: TinyPair, files: dict[str, Path], tmp_path: Path):
-    for key in ("weights", "draft.weights"):
-        config = Config().with_overrides(
-            {"targets": (str(files["Q4_1"]),), "drafter": str(pair.drafter), "device": "meta", key: "int4"}
-        )
-        with pytest.raises(ConfigError, match="weights in int4 are for the CPU alone, but the device is meta"):
-            load_models(config, "", tmp_path)
+@pytest.mark.parametrize("key", ["weights", "draft.weights"])
+def test_another_device_has_no_kernels_for_few_bits(key: str, tmp_path: Path):
+    config = Config().with_overrides({"targets": ("never read",), "device": "meta", key: "int4"})
+    with pytest.raises(ConfigError, match="weights in int4 are for the CPU alone, but the device is meta"):
+        load_models(config, "", tmp_path)

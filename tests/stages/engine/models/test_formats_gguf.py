@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_making import keys_of, tensors_of, write
 from places import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -140,65 +141,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"embedding_scale": 12.0, "attention.scale": 0.2, "residual_scale": 0.25, "logit_scale": 2.0},
     ),
 }
-PERMUTED, OFFSET = ("llama", "smollm3", "granite"), ("gemma2", "gemma3")
-
-
-def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
-    """A model's tensors as `llama.cpp` writes them: names, order of rotated pairs, norms with 1 added."""
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names, found = gguf.get_tensor_name_map(number, LAYERS * 3), {}
-    for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
-        values = weight.float().numpy()
-        if name.endswith("experts.gate_up_proj"):
-            stem = f"blk.{name.split('.')[2]}.ffn_"
-            half = values.shape[1] // 2
-            found |= {f"{stem}gate_exps.weight": values[:, :half], f"{stem}up_exps.weight": values[:, half:]}
-            continue
-        if name.endswith("experts.down_proj"):
-            found[f"blk.{name.split('.')[2]}.ffn_down_exps.weight"] = values
-            continue
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert own, name
-        rows = {"attn_q": HEADS, "attn_k": PAIRS}.get(own.split(".")[-2])
-        if architecture in PERMUTED and rows:
-            halves = values.reshape(rows, 2, values.shape[0] // rows // 2, *values.shape[1:])
-            values = halves.swapaxes(1, 2).reshape(values.shape)
-        if architecture in OFFSET and own.endswith("norm.weight"):
-            values = values + 1
-        found[own] = np.ascontiguousarray(values)
-    return found
-
-
-def write(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in keys.items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        kinds.get(type(value), writer.add_array)(
-            key if "." in key and key.split(".")[0] in ("tokenizer", "general") else f"{architecture}.{key}", value
-        )
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def keys_of(**others: Any) -> dict[str, Any]:
-    return {
-        "context_length": 4096,
-        "block_count": LAYERS,
-        "feed_forward_length": 96,
-        "embedding_length": WIDTH,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": PAIRS,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 20000.0,
-        **others,
-    }
 
 
 def make(model_type: str, **fields: Any) -> Any:
@@ -223,7 +165,7 @@ def test_a_file_is_the_model_that_was_written(name: str, tmp_path: Path):
     if name == "phi3-long":
         for kind in ("long", "short"):
             tensors[f"rope_factors_{kind}.weight"] = np.array(LONG[f"{kind}_factor"], dtype=np.float32)
-    path = write(tmp_path / "model.gguf", architecture, keys_of(**keys), tensors)
+    path = write(tmp_path / "model.gguf", architecture, keys_of(model.config, **keys), tensors)
     loaded = load_causal_model(str(path), "float32", "cpu")
     assert loaded.config.model_type == model_type
     ids = torch.randint(3, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
@@ -232,13 +174,15 @@ def test_a_file_is_the_model_that_was_written(name: str, tmp_path: Path):
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    tensors = tensors_of(make("llama"), "llama")
-    return write(tmp_path / "tiny-F32.gguf", "llama", keys_of(), tensors), tensors
+def tiny(tmp_path: Path) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
+    """A file, its keys and its tensors."""
+    model = make("llama")
+    keys, tensors = keys_of(model.config), tensors_of(model, "llama")
+    return write(tmp_path / "tiny-F32.gguf", "llama", keys, tensors), keys, tensors
 
 
 def test_a_loaded_file_is_a_plain_model(tiny, tmp_path: Path):
-    path, _ = tiny
+    path, _, _ = tiny
     loaded = load_causal_model(str(path), "float32", "cpu")
     assert has_packed_forward(loaded)
     assert not hasattr(loaded.config, "quantization_config")
@@ -251,24 +195,16 @@ def test_a_loaded_file_is_a_plain_model(tiny, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "BF16", "F16"])
 def test_quantised_weights_are_those_of_the_format(kind: str, tmp_path: Path):
-    tensors, quantisation = tensors_of(make("llama"), "llama"), gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
-    for key, value in keys_of().items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
-    for name, values in tensors.items():
-        packed = gguf.quants.quantize(values, quantisation) if values.ndim > 1 else values
-        writer.add_tensor(name, packed, raw_dtype=quantisation if values.ndim > 1 else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    model, quantisation = make("llama"), gguf.GGMLQuantizationType[kind]
+    tensors = tensors_of(model, "llama")
+    write(tmp_path / "q.gguf", "llama", keys_of(model.config), tensors, kind)
     loaded = load_causal_model(str(tmp_path / "q.gguf"), "float32", "cpu")
     wanted = gguf.quants.dequantize(gguf.quants.quantize(tensors["blk.1.ffn_up.weight"], quantisation), quantisation)
     assert torch.equal(loaded.model.layers[1].mlp.up_proj.weight, torch.from_numpy(wanted.astype(np.float32)))
 
 
 def test_a_file_that_is_cut_off_is_refused_in_one_line(tiny):
-    path, _ = tiny
+    path, _, _ = tiny
     whole = path.read_bytes()
     for length in (0, 3, 10, 200, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
@@ -290,37 +226,37 @@ def test_another_file_and_a_missing_one_are_refused(tmp_path: Path):
 
 
 def test_tensors_that_are_missing_or_unknown_are_named(tiny):
-    path, tensors = tiny
-    write(path, "llama", keys_of(), {name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name})
+    path, keys, tensors = tiny
+    write(path, "llama", keys, {name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name})
     with pytest.raises(ModelError, match=r"lacks 1: blk\.1\.ffn_up\.weight"):
         load_causal_model(str(path), "float32", "cpu")
-    write(path, "llama", keys_of(), {**tensors, "blk.0.attn_sinks.weight": tensors["output_norm.weight"]})
+    write(path, "llama", keys, {**tensors, "blk.0.attn_sinks.weight": tensors["output_norm.weight"]})
     with pytest.raises(ModelError, match=r"in excess 1: blk\.0\.attn_sinks\.weight"):
         load_causal_model(str(path), "float32", "cpu")
-    write(path, "llama", keys_of(), {**tensors, "blk.0.ffn_up.weight": tensors["blk.0.attn_q.weight"]})
+    write(path, "llama", keys, {**tensors, "blk.0.ffn_up.weight": tensors["blk.0.attn_q.weight"]})
     with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight of shape \(96, 64\), but has \(64, 64\)"):
         load_causal_model(str(path), "float32", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("stated", "message"),
     [
         ({"attention.clamp": 3.0}, r"attention\.clamp of the architecture llama"),
         ({"rope.dimension_count": 8}, "turns 8"),
         ({"rope.scaling.type": "spiral"}, "but has 'spiral'"),
     ],
 )
-def test_what_the_file_states_and_nobody_knows_is_refused(tiny, keys: dict[str, Any], message: str):
-    path, tensors = tiny
-    write(path, "llama", keys_of(**keys), tensors)
+def test_what_the_file_states_and_nobody_knows_is_refused(tiny, stated: dict[str, Any], message: str):
+    path, keys, tensors = tiny
+    write(path, "llama", {**keys, **stated}, tensors)
     with pytest.raises(ModelError, match=message):
         load_causal_model(str(path), "float32", "cpu")
 
 
 def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tiny):
-    path, tensors = tiny
+    path, keys, tensors = tiny
     for architecture in ("plamo3", "gpt-oss"):
-        write(path, architecture, keys_of(), tensors)
+        write(path, architecture, keys, tensors)
         with pytest.raises(ModelError, match=rf"read exactly \(llama, .* but is of '{architecture}'") as error:
             load_causal_model(str(path), "float32", "cpu")
         assert "\n" not in str(error.value)
@@ -339,10 +275,9 @@ def test_an_architecture_that_transformers_reads_whole_is_left_to_it(tmp_path: P
         if name != "lm_head.weight":
             own = names.get_name(name, try_suffixes=(".weight", ".bias"))
             tensors[own] = weight.squeeze(1).numpy() if "conv.conv" in name else weight.numpy()
-    keys = {**keys_of(), "feed_forward_length": SHAPE["intermediate_size"], "attention.head_count_kv": [0, PAIRS]}
-    keys |= {"shortconv.l_cache": config.conv_L_cache, "rope.freq_base": config.rope_parameters["rope_theta"]}
+    config.rms_norm_eps = config.norm_eps
+    keys = keys_of(config, **{"attention.head_count_kv": [0, PAIRS], "shortconv.l_cache": config.conv_L_cache})
     keys |= {"vocab_size": VOCABULARY, "tokenizer.ggml.tokens": [f"t{index}" for index in range(VOCABULARY)]}
-    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
     loaded = load_causal_model(str(write(tmp_path / "lfm2.gguf", "lfm2", keys, tensors)), "float32", "cpu")
     assert not hasattr(loaded.config, "quantization_config")
     ids = torch.arange(3, 30)[None]
@@ -375,19 +310,10 @@ def test_names_mean_files(tmp_path: Path, monkeypatch):
 
 
 def test_a_divided_file_is_read_whole(tiny):
-    path, tensors = tiny
+    path, keys, tensors = tiny
     names = list(tensors)
     first, second = path.with_name("t-00001-of-00002.gguf"), path.with_name("t-00002-of-00002.gguf")
-    writer = gguf.GGUFWriter(first, "llama")
-    writer.add_uint16("split.count", 2)
-    for key, value in keys_of().items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
-    for name in names[:5]:
-        writer.add_tensor(name, tensors[name])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(first, "llama", {"split.count": 2, **keys}, {name: tensors[name] for name in names[:5]})
     with pytest.raises(ModelError, match=r"2 parts, but t-00002-of-00002\.gguf is missing"):
         load_causal_model(str(first), "float32", "cpu")
     write(second, "llama", {}, {name: tensors[name] for name in names[5:]})
