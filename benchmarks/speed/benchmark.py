@@ -31,10 +31,10 @@ from benchmarks.speed.arms import (
     reads_all_with_drafter,
     reference_of,
 )
-from benchmarks.speed.build import PipelineArm, Workshop
+from benchmarks.speed.build import Workshop
 from benchmarks.speed.monitor import Monitor
 from benchmarks.speed.plan import SpeedPlan
-from benchmarks.speed.report import Memory, SpeedReport
+from benchmarks.speed.report import SpeedReport
 from benchmarks.speed.results import ArmResults, differing, summarize_rounds
 from benchmarks.speed.transformers_baselines import surprisal
 from benchmarks.speed.work import MeasuredRound
@@ -152,8 +152,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         rounds = measure(arms, prompts, plan, monitor)
         complete = len(next(iter(rounds.values())))
         monitor.start_step("computing the results", f"{complete} of {plan.rounds} rounds")
-        caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, PipelineArm)}
-        memory = Memory(_peak_memory(), caches)
+        peak = _peak_memory()
         timed = chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
         compared = compare(rounds, timed, workshop, config.sampling.temperature)
         if complete < plan.rounds:
@@ -167,7 +166,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
         results=compared,
         rounds=rounds,
         planned=plan.rounds,
-        memory=memory,
+        peak_memory=peak,
         refused=refused,
         chat=chat,
     )

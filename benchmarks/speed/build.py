@@ -181,11 +181,6 @@ class PipelineArm(LoopInRounds, Arm):
         records = {name: seconds - before[name] for name, seconds in spent.items()}
         return MeasuredRound(done.tokens, done.seconds, work=work_of(done.events, records, done.waited))
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the keys and values of both models."""
-        return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
-
 
 class Workshop:
     """Builds arms. Those of `transformers` share a copy of the target, ours share another, `continuous` has its own.

@@ -23,15 +23,6 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory of the benchmark in bytes."""
-
-    peak: int | None  # peak memory of the process, all arms together; None if the system does not report it
-    # size of keys and values, by arm of ours; None if the forward passes do not report it
-    caches: Mapping[str, int | None]
-
-
-@dataclass(frozen=True)
 class SpeedReport:
     """Results of a benchmark at one batch size."""
 
@@ -44,7 +35,7 @@ class SpeedReport:
     results: Mapping[str, ArmResults]
     rounds: Mapping[str, Sequence[MeasuredRound]]
     planned: int  # number of planned rounds; an interrupted run has fewer
-    memory: Memory  # memory at the end of the run
+    peak_memory: int | None  # bytes of the process, all arms together; None if the system does not report it
     # arms of other engines that do not run this pair of models, with their reasons
     refused: Mapping[str, str] = field(default_factory=dict)
     chat: str | None = None  # a line on the chat template; None if there is none
@@ -99,7 +90,7 @@ class SpeedReport:
                 name: {other: asdict(ratio) for other, ratio in ratios.items()}
                 for name, ratios in self.ratios().items()
             },
-            "memory": asdict(self.memory),
+            "peak_memory": self.peak_memory,
             "refused": dict(self.refused),
             "labels": dict(self.labels),
             "arms": {name: asdict(found) | {"rounds": samples[name]} for name, found in self.results.items()},
@@ -204,11 +195,8 @@ def notes(report: SpeedReport) -> list[str]:
     if logged and logged.breakdown:
         share = sum(getattr(logged.breakdown, part) for part in RECORDS)
         lines.append(f"Log, versions and drift: {share:.2%} of wall time, the writer thread's processor time included.")
-    if report.memory.peak:
-        lines.append(f"Peak memory of the process, all arms together: {report.memory.peak / 1e9:.2f} GB.")
-    sizes = [f"{label(name, report)} {size / 1e6:.1f} MB" for name, size in report.memory.caches.items() if size]
-    if sizes:
-        lines.append(f"Keys and values, target and drafter: {', '.join(sizes)}.")
+    if report.peak_memory:
+        lines.append(f"Peak memory of the process, all arms together: {report.peak_memory / 1e9:.2f} GB.")
     lines += [f"{label(name, report)} does not run this pair: {reason}" for name, reason in report.refused.items()]
     if report.settings["sampling"]["temperature"] > 0:
         lines.append(

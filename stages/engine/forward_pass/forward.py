@@ -119,11 +119,6 @@ class Forward(Protocol):
         ...
 
     @property
-    def cache_bytes(self) -> int:
-        """Size of the cached keys and values in bytes."""
-        ...
-
-    @property
     def capacity(self) -> int:
         """Number of tokens that a row of the cache can hold."""
         ...
@@ -151,18 +146,13 @@ class Forward(Protocol):
         ...
 
     def move(self, source: int, destination: int, length: int) -> None:
-        """Put one row in the place of another. The content of the source is undefined afterwards.
-
-        Args:
-            length: number of cached tokens of the row that moves.
-        """
+        """Put one row of so many cached tokens in the place of another. The source is undefined afterwards."""
         ...
 
     def keep(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Keep the new tokens of a path of the last pass, as if the row had read nothing else.
+        """Keep the new tokens of a path of the last pass, as if the row had read nothing else after `start` tokens.
 
         Args:
-            start: number of its cached tokens before the pass.
             path: ascending indices among its new tokens: each but the first follows the one before it.
         """
         ...
@@ -177,8 +167,8 @@ class Forward(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Take over changed weights of the model."""
-        ...
+        """Take over changed weights of the model, where its modules do not hold them."""
+        return
 
     def share(self) -> "Forward":
         """Return another forward pass over the same weights, with rows of its own."""

@@ -26,7 +26,6 @@ class Matrix:
     groups: GroupedMatrix | None = None  # codes of the weight; None if it has none
 
     def take(self, rows_O: Tensor) -> "Matrix":
-        """Return the outputs with these indices."""
         bias_O = None if self.bias_O is None else self.bias_O[rows_O]
         return Matrix(self.weight_OI[rows_O], bias_O, None if self.groups is None else self.groups.take(rows_O))
 

@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from stages.engine.forward_pass.attention_masks import make_tree_mask, mask_chains
 from stages.engine.forward_pass.forward import ForwardBatch
-from stages.engine.forward_pass.kernels import Kernel  # noqa: TC001
 from stages.engine.forward_pass.packed_weights import Layer, PackedLlamaWeights
 from stages.engine.forward_pass.slot_forward import SlotForward
 
@@ -76,7 +75,6 @@ def make_layout(weights: PackedLlamaWeights, batch: ForwardBatch, window: int | 
 def _split_rows(
     weights: PackedLlamaWeights, batch: ForwardBatch, window: int | None
 ) -> tuple[tuple[slice, AttentionLayout], ...]:
-    """Make one layout per row that has new tokens."""
     return tuple(
         (slice(end - count, end), make_layout(weights, batch.take_row(row), window))
         for row, (count, end) in enumerate(zip(batch.counts, accumulate(batch.counts), strict=True))
@@ -96,10 +94,6 @@ def _ranges_by_row(begins: Iterable[int], counts: Sequence[int], device: torch.d
 
 class PackedLlamaForward(SlotForward):
     """Packed forward with its own keys and values over shared weights."""
-
-    def __init__(self, weights: PackedLlamaWeights) -> None:
-        super().__init__(weights)
-        self._output: tuple[int, Tensor | None, Kernel] | None = None  # a version of the weights and its output layer
 
     @override
     def share(self) -> "PackedLlamaForward":
@@ -122,13 +116,10 @@ class PackedLlamaForward(SlotForward):
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
         state_NW = weights.normalise(state_NW, weights.norm_W)
-        logits_NV = self._logits(state_NW) if kept else state_NW.new_empty(0, weights.outputs)
+        logits_NV = state_NW.new_empty(0, weights.outputs)
+        if kept:
+            logits_NV = self._place_logits(self._find_output_layer()(state_NW))
         return logits_NV, state_NW if batch.hidden else logits_NV
-
-    def _logits(self, state_NW: Tensor) -> Tensor:
-        if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
-            self._output = self.weights.version, self._ids, self.weights.make_output_layer(self._ids)
-        return self._place_logits(self._output[2](state_NW))
 
     def _compute_layer(
         self,

@@ -47,11 +47,7 @@ class Layer:
 
 
 class PackedLlamaWeights:
-    """A model's weights for the packed forward; several forwards, each with its own cache, may share them.
-
-    Args:
-        model: of one of the `ARCHITECTURES`.
-    """
+    """A model's weights for the packed forward; several forwards, each with its own cache, may share them."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -116,7 +112,6 @@ class PackedLlamaWeights:
         return x_NX * torch.addcmul(self.eps, norm_N1, norm_N1, value=1 / x_NX.shape[-1]).rsqrt_() * weight_X
 
     def describe(self) -> str:
-        """Describe the forward pass over the weights in readable words."""
         return f"packed forward, {str(self.dtype).removeprefix('torch.')}"
 
     def _make_layer(self, layer: Any) -> Layer:

@@ -9,7 +9,7 @@ import copy
 import inspect
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -101,16 +101,6 @@ class RowForward(Forward):
 
     @property
     @override
-    def cache_bytes(self) -> int:
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for row in self._rows
-            for cache in (row.cache, *(kept for _, kept in row.copies))
-            for tensor in _tensors(cache)
-        )
-
-    @property
-    @override
     def capacity(self) -> int:
         return max((len(row.tokens) for row in self._rows), default=0)
 
@@ -142,10 +132,6 @@ class RowForward(Forward):
         """Do nothing: the path of a chain is its first tokens, and the next pass rolls back."""
         if list(path) != list(range(len(path))):
             raise ValueError(f"{self.name} reads chains, whose paths are their first tokens; got {list(path)}")
-
-    @override
-    def refresh(self) -> None:
-        """Do nothing: the modules hold the weights."""
 
     @override
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
@@ -218,20 +204,6 @@ def _has_keys_only(cache: Any) -> bool:
     """Whether a cache has nothing but keys and values of all tokens, so that it can be cut."""
     layers: list[Any] = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is cache_utils.DynamicLayer for layer in layers)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an object of `transformers`, whatever it is made of."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors(vars(value))
 
 
 def _cache_classes(model: Any) -> list[Any]:

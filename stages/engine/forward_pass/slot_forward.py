@@ -7,6 +7,7 @@ Shapes: S slots of the cache, X numbers of a slot, N new tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class SlotForward(Forward):
         self._caches_SX: list[Tensor] = []  # per layer and slot: keys of all heads, then values
         self._rows = self._capacity = 0
         self._ids: Tensor | None = None  # of the logits that are computed; None: all
+        self._output: tuple[int, Tensor | None, Any] | None = None  # version of the weights, ids, and the output layer
 
     @property
     @override
@@ -40,6 +42,11 @@ class SlotForward(Forward):
         """Compute only the logits of these ids; all others become minus infinity. None computes all."""
         self._ids = None if ids is None else torch.tensor(ids, dtype=torch.long, device=self.weights.device)
 
+    def _find_output_layer(self) -> Any:
+        if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
+            self._output = self.weights.version, self._ids, self.weights.make_output_layer(self._ids)
+        return self._output[2]
+
     def _place_logits(self, logits_NV: Tensor) -> Tensor:
         """Give the logits that were computed their places among all."""
         if self._ids is None:
@@ -49,16 +56,10 @@ class SlotForward(Forward):
 
     @property
     @override
-    def cache_bytes(self) -> int:
-        return sum(cache.numel() * cache.element_size() for cache in self._caches_SX)
-
-    @property
-    @override
     def capacity(self) -> int:
         return self._capacity
 
     def _begin(self, row: int) -> int:
-        """Return the first slot of a row."""
         return row * self._capacity
 
     @override
