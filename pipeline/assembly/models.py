@@ -18,7 +18,7 @@ from stages.engine.compiled.lines.warm_up import compile_lines
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.slot_forward import SlotForward
-from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
+from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_lora
 from stages.engine.models.devices import pick_device, set_threads
 from stages.engine.models.huggingface import load_tokenizer
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
@@ -108,7 +108,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     learn, folder = config.learn, Path(source)
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
     if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
-        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
+        merge_lora(drafter.model, str(folder / ADAPTER_FOLDER))
     if learn.enabled and learn.trains_output_layer:
         untie_output(drafter.model)
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stages.engine.models.adapters import ADAPTER_FOLDER, merge_saved_adapter
+from stages.engine.models.adapters import ADAPTER_FOLDER, merge_lora
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 
 
@@ -13,7 +13,7 @@ def load_plain_drafter(version: Path) -> tuple[Any, Any]:
     """
     model, tokenizer = load_causal_model(str(version), "auto", "cpu"), load_tokenizer(str(version))
     if (version / ADAPTER_FOLDER).is_dir():
-        merge_saved_adapter(model, version / ADAPTER_FOLDER)
+        model = merge_lora(model, str(version / ADAPTER_FOLDER))
     return model, tokenizer
 
 

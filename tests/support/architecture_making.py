@@ -40,21 +40,14 @@ GAIN = 1.7  # of weights in standard deviations of 1/sqrt(inputs): greedy text v
 
 @dataclass(frozen=True)
 class Architecture:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        name: model type, and in brackets what differs from another line of the same type.
-        models: examples of real models.
-        settings: configuration of the tiny checkpoint, over `BASE`; None removes a setting of `BASE`.
-        drafts: whether it is also tested as a drafter that learns.
-        seed: of the weights; changed where two logits of a greedy text are too close.
-    """
-
-    name: str
-    models: str
+    name: str  # model type, and in brackets what differs from another line of the same type
+    models: str  # examples of real models
+    # configuration of the tiny checkpoint, over `BASE`; None removes a setting of `BASE`
     settings: Mapping[str, Any] = field(default_factory=dict)
-    drafts: bool = False
-    seed: int = 0
+    drafts: bool = False  # whether it is also tested as a drafter that learns
+    seed: int = 0  # of the weights; changed where two logits of a greedy text are too close
 
     @property
     def model_type(self) -> str:

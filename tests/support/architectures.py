@@ -50,22 +50,14 @@ DRAFTER_NOISE = 0.35  # of the drafter's output layer, in its standard deviation
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one line.
+    """The result of one line."""
 
-    Attributes:
-        outcome: `exact`, `refused`, `wrong`, `crash`, or `unfit` for a checkpoint that shows nothing.
-        reason: of anything but exact.
-        forward: how the target was computed.
-        accepted, judged: pieces of the drafter.
-        seconds: CPU time of all.
-    """
-
-    outcome: str
-    reason: str = ""
-    forward: str = ""
-    accepted: int = 0
+    outcome: str  # `exact`, `refused`, `wrong`, `crash`, or `unfit` for a checkpoint that shows nothing
+    reason: str = ""  # of anything but exact
+    forward: str = ""  # how the target was computed
+    accepted: int = 0  # pieces of the drafter, of those that were judged
     judged: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # CPU time of all
 
     def __str__(self) -> str:
         drafted = f"{self.forward}, {self.accepted}/{self.judged} accepted" if self.forward else ""

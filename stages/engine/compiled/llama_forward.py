@@ -6,9 +6,9 @@ Shapes: N new tokens, W width, V vocabulary, S steps.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ class CompiledLlamaForward(SlotForward):
 
     def __init__(self, weights: CompiledLlamaWeights) -> None:
         super().__init__(weights)
-        self._output: tuple[int, Tensor | None, PackedMatrix] | None = None
         self._buffers: _Buffers | None = None
         self._lots = dict[int, int]()  # of places that were moved: the slots of their rows begin at `lot * capacity`
         self._written: tuple[tuple[object, ...], Integers] | None = None  # what the table was made of, and the table
@@ -60,7 +59,7 @@ class CompiledLlamaForward(SlotForward):
 
     @override
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        output, ids, kept = self._pack_output(), list(chain(*batch.tokens)), batch.wanted_tokens
+        output, ids, kept = self._find_output_layer(), list(chain(*batch.tokens)), batch.wanted_tokens
         steps = self.weights.compile(output)
         buffers = self._reserve_buffers(len(ids))
         table = self._write_table(steps, output, buffers)
@@ -84,11 +83,6 @@ class CompiledLlamaForward(SlotForward):
         cap = self.weights.logit_cap
         return logits_NV.div_(cap).tanh_().mul_(cap) if cap else logits_NV
 
-    def _pack_output(self) -> PackedMatrix:
-        if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
-            self._output = self.weights.version, self._ids, self.weights.pack_output_layer(self._ids)
-        return self._output[2]
-
     def _reserve_buffers(self, rows: int) -> "_Buffers":
         """Return buffers of at least that many rows, and of scores for at least the longest text of the cache."""
         have = self._buffers
@@ -101,14 +95,12 @@ class CompiledLlamaForward(SlotForward):
         """Return the table of all steps (S, `FIELDS`); written again only if an address has changed."""
         made_of = (steps, output, buffers, self.weights.version, self._caches_SX[0])
         if self._written is None or any(a is not b for a, b in zip(self._written[0], made_of, strict=True)):
-            writer = _TableWriter(steps, self.weights, buffers)
+            writer = TableWriter(steps, self.weights, buffers)
             rows: list[dict[Field, int]] = []
             for layer, slides, cache_SX in zip(self.weights.layers, self.weights.slides, self._caches_SX, strict=True):
                 rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=slides)
             rows += writer.list_head(self.weights.norm_W, output)
-            fields = [Field(number) for number in range(FIELDS)]
-            table = [[int(row.get(field, 0)) for field in fields] for row in rows]
-            self._written = made_of, np.array(table, dtype=np.int64)
+            self._written = made_of, make_table(rows)
         return self._written[1]
 
 
@@ -144,7 +136,7 @@ class _Buffers:
 
 
 @dataclass
-class _TableWriter:
+class TableWriter:
     """Lists the steps of a model as the fields that differ from 0."""
 
     steps: CompiledSteps
@@ -159,7 +151,7 @@ class _TableWriter:
         yield from self._enter(layer.attention, joined)
         norms = {Field.WEIGHTS: _address(layer.query_norm), Field.KEY_WEIGHTS: _address(layer.key_norm)}
         source = {Field.INPUTS: joined, Field.CACHE: cache}
-        yield {**_by_row(StepKind.ROTATE), **source, Field.SLIDES: int(slides), **norms}
+        yield {**by_row(StepKind.ROTATE), **source, Field.SLIDES: int(slides), **norms}
         attend = {
             Field.OUTPUTS: mixed,
             Field.SLIDES: int(slides and self.weights.window is not None),
@@ -167,25 +159,25 @@ class _TableWriter:
             Field.CHUNK: 1,
         }
         yield {Field.KIND: StepKind.ATTEND, **source, **attend}
-        yield {**_by_row(StepKind.ROUND), Field.INPUTS: mixed, **self._inputs_of(layer.attention.leave)}
+        yield {**by_row(StepKind.ROUND), Field.INPUTS: mixed, **self.inputs_of(layer.attention.leave)}
         yield from self._leave(layer.attention)
         yield from self._enter(layer.gated, opened)
         gate = {Field.INPUTS: opened, Field.STRIDE: 2 * self.weights.shape.inner}
-        yield {**_by_row(StepKind.GATE), **gate, **self._inputs_of(layer.gated.leave)}
+        yield {**by_row(StepKind.GATE), **gate, **self.inputs_of(layer.gated.leave)}
         yield from self._leave(layer.gated)
 
     def list_head(self, norm_W: Tensor, output: PackedMatrix) -> Iterator[dict[Field, int]]:
         """Yield the last norm and the output layer; the address of the logits is left to the pass."""
         wanted = {Field.WANTED_ONLY: 1}
         yield self._prepare(norm_W, output) | wanted
-        yield self._multiply(output, 0, output.padded, self.weights.logit_factor) | wanted
+        yield self.multiply(output, 0, output.padded, self.weights.logit_factor) | wanted
 
     def _enter(self, part: CompiledPart, outputs: int) -> Iterator[dict[Field, int]]:
         """Yield the steps from the state to the outputs of a part's first matrices."""
         stride = sum(matrix.padded for matrix in part.enter)
         yield self._prepare(part.before_W, part.enter[0])
         for matrix in part.enter:
-            yield self._multiply(matrix, outputs, stride)
+            yield self.multiply(matrix, outputs, stride)
             outputs += 4 * matrix.padded
 
     def _leave(self, part: CompiledPart) -> Iterator[dict[Field, int]]:
@@ -193,19 +185,19 @@ class _TableWriter:
         state, added = self.buffers.state_NW.data_ptr(), self.buffers.added.data_ptr()
         width, factor = self.weights.shape.width, self.weights.part_factor
         if part.after_W is None:
-            yield self._multiply(part.leave, state, width, factor) | {Field.ADDS: 1}
+            yield self.multiply(part.leave, state, width, factor) | {Field.ADDS: 1}
             return
-        yield self._multiply(part.leave, added, width)
+        yield self.multiply(part.leave, added, width)
         addresses = {Field.INPUTS: added, Field.OUTPUTS: state, Field.WEIGHTS: part.after_W.data_ptr()}
-        yield {**_by_row(StepKind.ADD), **addresses}
+        yield {**by_row(StepKind.ADD), **addresses}
 
     def _prepare(self, weight_W: Tensor | None, product: PackedMatrix) -> dict[Field, int]:
         """Return the step that makes the inputs of a product of the state, by a norm if there is one."""
         kind = StepKind.ROUND if weight_W is None else StepKind.NORMALISE
         source = {Field.INPUTS: self.buffers.state_NW.data_ptr(), Field.WEIGHTS: _address(weight_W)}
-        return {**_by_row(kind), **source, **self._inputs_of(product)}
+        return {**by_row(kind), **source, **self.inputs_of(product)}
 
-    def _inputs_of(self, product: PackedMatrix) -> dict[Field, int]:
+    def inputs_of(self, product: PackedMatrix) -> dict[Field, int]:
         """Return where a step writes the inputs of a product, and how."""
         buffers = self.buffers
         return {
@@ -215,7 +207,7 @@ class _TableWriter:
             Field.INPUT_BITS: product.kind.input_bits,
         }
 
-    def _multiply(self, matrix: PackedMatrix, outputs: int, stride: int, factor: float = 1.0) -> dict[Field, int]:
+    def multiply(self, matrix: PackedMatrix, outputs: int, stride: int, factor: float = 1.0) -> dict[Field, int]:
         return {
             Field.KIND: self.steps.numbers[matrix.kind],
             Field.INPUTS: self.buffers.inputs.data_ptr(),
@@ -233,7 +225,13 @@ class _TableWriter:
         }
 
 
-def _by_row(kind: StepKind) -> dict[Field, int]:
+def make_table(rows: Sequence[Mapping[Field, int]]) -> Integers:
+    """Return the table of steps that are given as the fields that differ from 0."""
+    fields = [Field(number) for number in range(FIELDS)]
+    return np.array([[int(row.get(field, 0)) for field in fields] for row in rows], dtype=np.int64)
+
+
+def by_row(kind: StepKind) -> dict[Field, int]:
     """Return the fields of a step whose items are rows, each a chunk."""
     return {Field.KIND: kind, Field.PER_ROW: 1, Field.CHUNK: 1}
 
@@ -299,11 +297,9 @@ class _Lines:
             [*self._branches, 0],  # one more, which is read and not used
         ]
         numbers = array("q", chain(*lines))
-        begin, addresses = numbers.buffer_info()[0], []
-        for line in lines:
-            addresses.append(begin)
-            begin += 8 * len(line)
-        positions, slots, kept, keys, window_keys, branches = addresses
+        begins = accumulate(map(len, lines), initial=0)
+        address, _ = numbers.buffer_info()
+        positions, slots, kept, keys, window_keys, branches, _ = (address + 8 * begin for begin in begins)
         rotations = rotations_KPR.data_ptr()
         table_size = 4 * rotations_KPR.stride(0) * (len(rotations_KPR) - 1)
         header = array("q", bytes(8 * HEADERS))

@@ -75,7 +75,6 @@ class CompiledLayer:
     gated: CompiledPart
 
     def matrices(self) -> Iterator[PackedMatrix]:
-        """Yield all matrices of the layer."""
         for part in (self.attention, self.gated):
             yield from (*part.enter, part.leave)
 
@@ -141,8 +140,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
             self._compiled[output.kind] = compile_steps(self.shape, kinds)
         return self._compiled[output.kind]
 
+    @override
     @torch.inference_mode()
-    def pack_output_layer(self, ids: Tensor | None) -> PackedMatrix:
+    def make_output_layer(self, ids: Tensor | None) -> PackedMatrix:  # type: ignore[override] # see `layers`
         """Pack the output layer, or its rows of these ids only. It is never quantised here."""
         head = self.model.lm_head
         matrix = read_matrix(head, _widen(find_attached(head)))

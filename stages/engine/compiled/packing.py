@@ -38,7 +38,6 @@ class PackedMatrix:
 
     @property
     def padded(self) -> int:
-        """Number of outputs with the padding."""
         return self.blocks * VECTOR_SIZE
 
 
@@ -65,11 +64,7 @@ def is_centred(groups: GroupedMatrix) -> bool:
 
 
 def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMatrix]:
-    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike.
-
-    Args:
-        parts: the matrices; codes as `widen_codes` returns them.
-    """
+    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike."""
     runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
     filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
     if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs

@@ -73,7 +73,6 @@ class ProductKind:
 
     @property
     def rounds(self) -> bool:
-        """Whether inputs are rounded."""
         return self.input_bits < FLOAT_BITS
 
     @property
@@ -213,12 +212,12 @@ class _Product:
         value = emit.variable(VECTOR, emit.floats(0.0))
         emit.set(value, outputs)
         bias = emit.field(self._fields, Field.BIAS)
-        with emit.condition(build.icmp_signed("!=", bias, emit.long(0))):
+        with build.if_then(build.icmp_signed("!=", bias, emit.long(0))):
             own = emit.load(emit.offset(build.inttoptr(bias, POINTER), emit.multiply(block, VECTOR_SIZE), 4), VECTOR)
             emit.set(value, build.fadd(emit.get(value, VECTOR), own))
         factor = build.bitcast(build.trunc(emit.field(self._fields, Field.FACTOR), INT), FLOAT)
         emit.set(value, build.fmul(emit.get(value, VECTOR), emit.spread(factor)))
-        with emit.condition(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
+        with build.if_then(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
         emit.store(emit.get(value, VECTOR), address)
 
@@ -253,7 +252,6 @@ class _Product:
         return unpacked
 
     def _list_vectors(self, part: int) -> range:
-        """Return the numbers of the vectors of a group's part."""
         return range(part * self._vectors, (part + 1) * self._vectors)
 
     def _widen(self, address: Value) -> Value:
@@ -265,7 +263,7 @@ class _Product:
     def _number_code(self, packed: Value, place: int) -> Value:
         """Return the codes at a place of each packed number as float32."""
         emit, build, bits, signed = self._emit, self._emit.builder, self._kind.bits, self._kind.signed
-        if bits == 4 and self._features.looks_up_floats:  # by the lowest four bits of each index
+        if bits == 4 and self._features.wide_registers:  # by the lowest four bits of each index
             shifted = build.lshr(packed, emit.ints(place * bits)) if place else packed
             codes = [code - 16 if signed and code > 7 else code for code in range(VECTOR_SIZE)]
             table = ir.Constant(VECTOR, list(map(float, codes)))

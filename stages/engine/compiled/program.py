@@ -38,8 +38,8 @@ class CompiledSteps:
         self.numbers = {kind: StepKind.PRODUCTS + number for number, kind in enumerate(sorted(kinds, key=str))}
         features, teams = Features.detect(), bool(find_team_functions())
         made_from = (shape, sorted(map(str, kinds)), features, teams)
-        self._compiled = compile_module(made_from, lambda: self._build(shape, features, teams=teams))
-        self._call = make_team_call(self._compiled.address("run"))
+        self._engine = compile_module(made_from, lambda: self._build(shape, features, teams=teams))
+        self._call = make_team_call(self._engine.get_function_address("run"))
 
     def _build(self, shape: ModelShape, features: Features, *, teams: bool) -> ir.Module:
         module = ir.Module("steps")
@@ -58,10 +58,7 @@ class CompiledSteps:
         self._call(data.buffer_info()[0], torch.get_num_threads())
 
 
-@cache
-def compile_steps(shape: ModelShape, kinds: frozenset[ProductKind]) -> CompiledSteps:
-    """Return the compiled functions of a shape and kinds of products, once per process."""
-    return CompiledSteps(shape, kinds)
+compile_steps = cache(CompiledSteps)  # once per process
 
 
 def _emit_run(module: ir.Module, names: dict[int, str], *, teams: bool) -> None:
@@ -112,5 +109,5 @@ def _emit_step(
         stop(build.icmp_signed(">=", build.load_atomic(done, "acquire", 8, typ=LONG), items))
         emit.set(tries, emit.add(emit.get(tries, LONG), 1))
         if YIELDS:
-            with emit.condition(build.icmp_signed(">", emit.get(tries, LONG), emit.long(SPINS))):
+            with build.if_then(build.icmp_signed(">", emit.get(tries, LONG), emit.long(SPINS))):
                 emit.call("sched_yield", INT, [])

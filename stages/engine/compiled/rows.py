@@ -38,7 +38,7 @@ def emit_normalise(module: ir.Module, shape: ModelShape) -> None:
     source = emit.variable(LONG, emit.long(0))
     with emit.loop(*emit.arguments[2:4]) as row:
         emit.set(source, row)
-        with emit.condition(picks):
+        with emit.builder.if_then(picks):
             emit.set(source, emit.load(emit.offset(emit.pointer(header, Header.WANTED_ROWS), row, 8), LONG, 8))
         start = emit.offset(inputs, emit.multiply(emit.get(source, LONG), shape.width), 4)
         factor = emit.spread(_inverse_root(emit, start, shape.width, shape.eps))

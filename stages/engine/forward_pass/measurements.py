@@ -47,7 +47,15 @@ class Measurements:
         if self.recorded is not None and name in self.recorded:
             return self.recorded[name]
         here = processor_name(), os.cpu_count(), torch.get_num_threads(), torch.__version__
-        measured = _read_or_measure(cache_path(kind, digest_json(kind, key, *here), "json"), measure)
+        path = cache_path(kind, digest_json(kind, key, *here), "json")
+        measured = None
+        if path:
+            with suppress(OSError, ValueError):
+                measured = json.loads(path.read_text(encoding="utf-8"))
+        if measured is None:
+            measured = measure()
+            if path:
+                write_atomically(path, lambda file: file.write(json.dumps(measured).encode()))
         if self.recorded is not None:
             self.recorded[name] = measured
         return measured
@@ -62,14 +70,3 @@ class Measurements:
         if name not in recorded:
             recorded[name] = measure()
         return recorded[name]
-
-
-def _read_or_measure(path: Path | None, measure: Callable[[], Any]) -> Any:
-    """Read a measurement from disk, or measure and store it."""
-    if path:
-        with suppress(OSError, ValueError):
-            return json.loads(path.read_text(encoding="utf-8"))
-    measured = measure()
-    if path:
-        write_atomically(path, lambda file: file.write(json.dumps(measured).encode()))
-    return measured

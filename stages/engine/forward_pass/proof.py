@@ -164,9 +164,18 @@ def _compare(found_V: Tensor, expected_V: Tensor, *, rounds_inputs: bool) -> flo
     return float(size / expected_V[used_V].std().clamp(min=1e-6))
 
 
-def describe_error(error: Exception) -> str:
-    """Return the type and the first line of an error."""
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+@contextmanager
+def catch_model_errors() -> Iterator[list[str]]:
+    """Catch and describe errors: models raise anything for a cache, a mask or positions that they do not expect. A lack
+    of memory is not their fault.
+    """
+    errors: list[str] = []
+    try:
+        yield errors
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        errors.append(": ".join([type(error).__name__, *str(error).splitlines()[:1]]))
 
 
 class _ProofReader:
@@ -227,16 +236,12 @@ def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) 
     positions_1T = torch.tensor([[*range(len(text)), *range(start, start + len(branch))]], device=model.device)
     mask_TT = torch.ones(ids_1T.shape[1], ids_1T.shape[1], dtype=torch.bool, device=model.device).tril()
     mask_TT[len(text) :, start : len(text)] = False
-    try:
-        with torch.inference_mode():
-            found_QV = read(ids_1T, positions_1T, mask_TT[None, None])[0, -len(branch) :]
+    with catch_model_errors(), torch.inference_mode():
+        found_QV = read(ids_1T, positions_1T, mask_TT[None, None])[0, -len(branch) :]
         expected_QV = read_at_once(model, [*text[:start], *branch])[-len(branch) :]
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # models raise anything for a mask that they do not expect
-        return False
-    ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
-    return all(ratio <= tolerance(model) for ratio in ratios)
+        ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
+        return all(ratio <= tolerance(model) for ratio in ratios)
+    return False
 
 
 @torch.inference_mode()
@@ -253,18 +258,14 @@ def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length:
     forward = make()
     if not forward.reads_trees:
         return False
-    try:
-        with shorten_spans(model):
-            reader = _TreeReader(model, forward, length)
-            reader.read(TREE, tuple(range(-1, 4)))
-            reader.keep(0, KEPT)
-            reader.keep(1, (0, 1, 2))
-            reader.read((-1, 0), (-1, 0, -1))
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # models raise anything for positions that they do not expect
-        return False
-    return all(ratio <= limit for ratio in reader.ratios)  # False for NaN
+    with catch_model_errors(), shorten_spans(model):
+        reader = _TreeReader(model, forward, length)
+        reader.read(TREE, tuple(range(-1, 4)))
+        reader.keep(0, KEPT)
+        reader.keep(1, (0, 1, 2))
+        reader.read((-1, 0), (-1, 0, -1))
+        return all(ratio <= limit for ratio in reader.ratios)  # False for NaN
+    return False
 
 
 class _TreeReader:
@@ -316,21 +317,13 @@ def proof_key(model: Any, *parts: object) -> list[Any]:
 def pick_forward(
     model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int, *, rounds_inputs: bool = False
 ) -> tuple[int | None, list[str]]:
-    """Return the number of the first candidate that computes what the model computes, and what the others did.
-
-    Raises:
-        MemoryError, torch.OutOfMemoryError: not the fault of a candidate.
-    """
-    reasons = []
+    """Return the number of the first candidate that computes what the model computes, and what the others did."""
+    reasons: list[str] = []
     for number, make in enumerate(candidates):
-        try:
+        with catch_model_errors() as errors:
             deviation = measure_deviation(model, make(), length, rounds_inputs=rounds_inputs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # models raise anything for a cache that is not their own
-            reasons.append(describe_error(error))
-            continue
-        if deviation <= limit:
-            return number, reasons
-        reasons.append(f"its logits deviate by {deviation:.2g} standard deviations")
+            if deviation <= limit:
+                return number, reasons
+            errors.append(f"its logits deviate by {deviation:.2g} standard deviations")
+        reasons += errors
     return None, reasons

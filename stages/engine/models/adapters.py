@@ -28,11 +28,7 @@ def adapter_name(target: str) -> str:
 
 
 def add_adapter(model: Any, name: str, rank: int, seed: int) -> None:
-    """Inject an adapter that changes nothing yet (its second factor is zero) into every linear layer but the last.
-
-    Raises:
-        ModelError: if peft is not installed.
-    """
+    """Inject an adapter that changes nothing yet (its second factor is zero) into every linear layer but the last."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -67,17 +63,12 @@ def strip_adapters(model: Any) -> Any:
     """Return a copy of the model without its adapters, over the same weights."""
     fixed = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     bare = copy.deepcopy(model, fixed)
-    _strip(bare)
-    return bare
-
-
-def _strip(model: Any) -> None:
-    """Replace every adapted layer by its base layer, in place."""
-    for path, module in _adapted_modules(model).items():
+    for path, module in _adapted_modules(bare).items():
         parent, _, attribute = path.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, module.get_base_layer())
+        setattr(bare.get_submodule(parent), attribute, module.get_base_layer())
     for attribute in ("peft_config", "active_omnidraft_adapter"):
-        model.__dict__.pop(attribute, None)
+        bare.__dict__.pop(attribute, None)
+    return bare
 
 
 def save_adapter(model: Any, name: str, folder: Path) -> None:
@@ -126,18 +117,6 @@ def load_adapter(model: Any, name: str, folder: Path) -> None:
         weight.copy_(saved)
 
 
-def merge_saved_adapter(model: Any, folder: Path) -> None:
-    """Add a saved adapter to the weights of a bare drafter, in place."""
-    from peft import PeftConfig
-
-    rank = PeftConfig.from_pretrained(str(folder)).r
-    add_adapter(model, "saved", rank, 0)
-    load_adapter(model, "saved", folder)
-    for module in _adapted_modules(model).values():
-        module.get_base_layer().weight.data += module.get_delta_weight("saved")
-    _strip(model)
-
-
 def is_adapter_folder(source: str) -> bool:
     """Check whether a name is a folder with a LoRA adapter and without the model itself."""
     folder = Path(source)
@@ -145,11 +124,7 @@ def is_adapter_folder(source: str) -> bool:
 
 
 def read_base_model(source: str) -> str:
-    """Return the name of the model to which the adapter of a folder belongs; a relative folder is relative to it.
-
-    Raises:
-        ModelError: the adapter names none.
-    """
+    """Return the name of the model to which the adapter of a folder belongs; a relative folder is relative to it."""
     path = Path(source) / _CONFIG
     try:
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -162,11 +137,7 @@ def read_base_model(source: str) -> str:
 
 
 def merge_lora(model: Any, source: str) -> Any:
-    """Return a model with the LoRA adapter of a folder merged into its weights.
-
-    Raises:
-        ModelError: peft is not installed, the adapter is of another kind, or it does not fit the model.
-    """
+    """Merge the LoRA adapter of a folder into the weights of a model, and return the model."""
     try:
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
     except ImportError as error:
@@ -190,7 +161,9 @@ def merge_lora(model: Any, source: str) -> Any:
             f"the adapter in {source!r} must fit its base model, but {len(strays)} tensors have no counterpart: "
             f"{', '.join(strays[:3])}; name the base model that it was trained on in {_CONFIG}"
         )
-    return adapted.merge_and_unload()
+    merged = adapted.merge_and_unload()
+    merged.__dict__.pop("peft_config", None)
+    return merged
 
 
 def _read_saved(folder: Path) -> dict[str, Tensor]:

@@ -6,11 +6,7 @@ from store.errors import ModelError
 
 
 def pick_device(name: str) -> str:
-    """Resolve the name of a device; `auto` is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        ModelError: torch cannot use the device.
-    """
+    """Resolve the name of a device; `auto` is the first CUDA device if there is one, else the CPU."""
     chosen = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=chosen)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stages.engine.compiled.llama_forward import CompiledLlamaForward
@@ -21,8 +20,8 @@ from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_pa
 from stages.engine.forward_pass.proof import (
     ROUNDED_IN_8_BITS,
     ROUNDED_IN_16_BITS,
+    catch_model_errors,
     check_spans,
-    describe_error,
     follows_masks,
     follows_trees,
     pick_forward,
@@ -30,7 +29,7 @@ from stages.engine.forward_pass.proof import (
 )
 from stages.engine.forward_pass.row_forward import Reading, RowForward, find_rope_switch
 from stages.engine.forward_pass.slot_forward import SlotForward
-from stages.engine.quantisation.modules import ROUNDING, drop_groups, has_groups, round_weights
+from stages.engine.quantisation.modules import ROUNDING, has_groups, round_weights
 from store.errors import ModelError
 
 
@@ -51,11 +50,7 @@ def can_pack(model: Any) -> bool:
 
 
 def pack_weights(model: Any, weights: str, *, batch_invariant: bool) -> PackedLlamaWeights:
-    """Pack the weights of a model that `can_pack`.
-
-    Raises:
-        ModelError: the weights are to be rounded, or batch-invariant, without the compiled forward.
-    """
+    """Pack the weights of a model that `can_pack`."""
     if prefers_compiled_forward(model, weights, batch_invariant=batch_invariant):
         return CompiledLlamaWeights(model, weights)
     if need := describe_need(weights, batch_invariant=batch_invariant):
@@ -75,12 +70,6 @@ def describe_need(weights: str, *, batch_invariant: bool) -> str:
 def make_forward(weights: PackedLlamaWeights) -> SlotForward:
     """Make the forward pass over packed weights."""
     return CompiledLlamaForward(weights) if isinstance(weights, CompiledLlamaWeights) else PackedLlamaForward(weights)
-
-
-def drop_useless_codes(model: Any) -> None:
-    """Drop the codes that a file came with where no forward pass computes with them."""
-    if not has_compiled_forward(model):
-        drop_groups(model)
 
 
 class ForwardSearch:
@@ -129,12 +118,10 @@ class ForwardSearch:
             ModelError: the model fails, or no forward pass is right.
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
-        try:
+        with catch_model_errors() as errors:
             length, longest = check_spans(self._model)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # a model may raise anything
-            raise ModelError(f"{self._name} cannot compute a text: {describe_error(error)}") from error
+        if errors:
+            raise ModelError(f"{self._name} cannot compute a text: {errors[0]}")
         rounds = self._weights in ROUNDING
         limit = LIMITS[ROUNDED_INPUTS[self._weights]] if rounds else tolerance(self._model)
         if self._pack and self._need:

@@ -17,19 +17,10 @@ def generate(
     seed: int = 0,
     **drafting: Any,
 ) -> list[list[int]]:
-    """Complete prompts as one static batch, padded on the left.
+    """Complete prompts as one static batch, padded on the left. An end that is emitted is part of the completion.
 
     Args:
-        target: as `load_causal_model` gives it.
-        prompts: in the target's ids.
-        sampling: the transform of the target's distribution.
-        max_new_tokens: most tokens of a completion.
-        ends: ids that end a sequence; one of them, when emitted, is part of the completion.
-        seed: of torch's global generator, from which `generate` samples.
         drafting: options of `generate` for drafts, such as an assistant model.
-
-    Returns:
-        the target's ids of the completions.
     """
     torch.manual_seed(seed)
     width, padding = max(map(len, prompts)), min(ends, default=0)
@@ -58,6 +49,5 @@ def to_generate_options(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _cut(completion: list[int], ends: frozenset[int]) -> list[int]:
-    """Remove the padding of a row that ended before others."""
     stop = next((place for place, token in enumerate(completion, 1) if token in ends), len(completion))
     return completion[:stop]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
+from stages.engine.compiled.llama_weights import has_compiled_forward
 from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements
@@ -38,12 +39,11 @@ from stages.engine.models.forward_choice import (
     ForwardSearch,
     can_pack,
     choose_weights,
-    drop_useless_codes,
     make_forward,
     pack_weights,
 )
 from stages.engine.models.huggingface import load_causal_model, raise_write_errors
-from stages.engine.quantisation.modules import ROUNDING, has_groups
+from stages.engine.quantisation.modules import ROUNDING, drop_groups, has_groups
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -66,7 +66,6 @@ class LanguageModel:
         model: any Hugging Face causal language model.
         name, adapter: for messages, and of the injected adapter to compute with.
         weights: format of the packed weights; `auto` is chosen by `choose_weights`.
-        packed_weights: such weights of this model if they exist already.
         measurements: store of proofs; by default that of this machine.
         batch_invariant: whether a token must have the same bits whatever else a pass computes.
     """
@@ -78,7 +77,6 @@ class LanguageModel:
         adapter: str | None = None,
         *,
         weights: str = "fastest",
-        packed_weights: PackedLlamaWeights | None = None,
         measurements: Measurements | None = None,
         batch_invariant: bool = False,
     ) -> None:
@@ -90,7 +88,8 @@ class LanguageModel:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.weights = choose_weights(model) if weights == "auto" else weights
-        self.batch_invariant, self._packed_weights = batch_invariant, packed_weights
+        self.batch_invariant = batch_invariant
+        self._packed_weights: PackedLlamaWeights | None = None
         self.measurements = measurements or Measurements()
         # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
         self.attends_anywhere = True
@@ -115,21 +114,14 @@ class LanguageModel:
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
         """Return another instance over the same weights, with its own rows."""
-        shared = LanguageModel(
-            self.model,
-            self.name,
-            adapter or self.adapter,
-            weights=self.weights,
-            packed_weights=None if adapter else self._packed_weights,
-            measurements=self.measurements,
-            batch_invariant=self.batch_invariant,
-        )
-        shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
-        shared.extra = self.extra
-        if not adapter:
-            shared._changes = self._changes
-        if not adapter or not isinstance(self.forward_pass, SlotForward):
-            shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
+        forward, shared = self.forward_pass, copy.copy(self)
+        shared._order, shared._lengths = [], {}
+        if adapter:
+            shared.adapter, shared._packed_weights, shared._changes = adapter, None, _WeightChanges()
+        if adapter and isinstance(forward, SlotForward):  # which computes without it
+            shared.forward_pass, shared.reads_trees = ModuleForward(self.model), False
+        else:
+            shared.forward_pass = forward.share()
         return shared
 
     def admit(self, row: SequenceState, tokens: Sequence[int], *, read: bool = True) -> None:
@@ -221,7 +213,6 @@ class LanguageModel:
             self.forward_pass.write_cache(index, [tensor.to(self.device) for tensor in tensors])
 
     def length(self, row: SequenceState) -> int:
-        """Return the number of cached tokens of a sequence."""
         return self._lengths[row]
 
     def roll_back(self, row: SequenceState, length: int) -> None:
@@ -229,11 +220,8 @@ class LanguageModel:
         self._lengths[row] = min(length, self._lengths[row])
 
     def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
-        """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence.
-
-        Args:
-            start: number of its cached tokens before the pass.
-            path: ascending indices among its new tokens: each but the first follows the one before it.
+        """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence, see
+        `Forward.keep`.
 
         Raises:
             ValueError: the indices do not ascend, or are not among the new tokens.
@@ -259,16 +247,10 @@ class LanguageModel:
 
         Args:
             rows: all admitted sequences.
-            tokens: new tokens per sequence; empty for one without new tokens.
-            wanted: number of last new tokens per sequence for which logits are returned.
-            hidden: whether to return the last hidden states too.
-            parents: per sequence and new token the index, among the sequence's new tokens, of the one that it follows,
-                which is smaller; -1 if it follows the cached tokens. `keep_path` keeps one path. None: every sequence's
-                new tokens are a chain, and so they must be unless the model `reads_trees`.
+            tokens, wanted, hidden, parents: as of `ForwardBatch`; `keep_path` keeps one path of a tree.
 
         Returns:
-            logits (N, V) at the wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
-            again without `hidden`.
+            logits and hidden states as of `Forward`.
 
         Raises:
             ValueError: other rows, parents that do not fit the tokens, or a tree where the model reads chains only.
@@ -382,25 +364,15 @@ def load_model(
     *,
     batch_invariant: bool = False,
 ) -> LanguageModel:
-    """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
-
-    Args:
-        weights, measurements, batch_invariant: as for `LanguageModel`.
-
-    Raises:
-        ModelError: no model was found, or the hub cannot be reached.
-    """
+    """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used."""
     model = load_causal_model(source, dtype, device, codes=True)
-    drop_useless_codes(model)
+    if not has_compiled_forward(model):
+        drop_groups(model)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
 
 
 def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
-    """Read `model.trained_weights` as of the time when `model.save` wrote this folder.
-
-    Raises:
-        ModelError: the folder holds no such model.
-    """
+    """Read `model.trained_weights` as of the time when `model.save` wrote this folder."""
     if model.adapter:
         return read_adapter(model.model, model.adapter, folder / ADAPTER_FOLDER)
     dtype = str(model.model.dtype).removeprefix("torch.")

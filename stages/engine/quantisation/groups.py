@@ -59,7 +59,6 @@ class GroupedMatrix:
         return cls(codes_OGX.flatten(1), scale_OG, zero_OG - middle * scale_OG, bits)
 
     def take(self, rows_O: Tensor) -> "GroupedMatrix":
-        """Return the outputs with these indices."""
         return GroupedMatrix(self.codes_OI[rows_O], self.scale_OG[rows_O], self.minimum_OG[rows_O], self.bits)
 
     def dequantise(self) -> Tensor:
@@ -70,7 +69,6 @@ class GroupedMatrix:
 
     @property
     def size(self) -> int:
-        """Number of inputs of a group."""
         return self.codes_OI.shape[1] // self.scale_OG.shape[1]
 
 

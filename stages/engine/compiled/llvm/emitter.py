@@ -41,27 +41,21 @@ class Emitter:
         ir.IRBuilder(self._entry).branch(self._function.basic_blocks[1])
 
     def long(self, value: int) -> Value:
-        """Return a constant integer."""
         return ir.Constant(LONG, value)
 
     def floats(self, value: float) -> Value:
-        """Return a vector of one constant."""
         return ir.Constant(VECTOR, [value] * VECTOR_SIZE)
 
     def ints(self, value: int) -> Value:
-        """Return a vector of one constant integer."""
         return ir.Constant(INTS, [value] * VECTOR_SIZE)
 
     def add(self, left: Value, right: Value | int) -> Value:
-        """Return the sum of two integers."""
         return self.builder.add(left, self._as_long(right))
 
     def subtract(self, left: Value, right: Value | int) -> Value:
-        """Return the difference of two integers."""
         return self.builder.sub(left, self._as_long(right))
 
     def multiply(self, left: Value, right: Value | int) -> Value:
-        """Return the product of two integers."""
         return self.builder.mul(left, self._as_long(right))
 
     def divide(self, left: Value, right: Value | int) -> Value:
@@ -69,7 +63,6 @@ class Emitter:
         return self.builder.udiv(left, self._as_long(right))
 
     def remainder(self, left: Value, right: Value | int) -> Value:
-        """Return the remainder of a division of integers that are not negative."""
         return self.builder.urem(left, self._as_long(right))
 
     def _as_long(self, value: Value | int) -> Value:
@@ -107,12 +100,6 @@ class Emitter:
         self.builder.branch(body)
         self.builder.position_at_end(after)
 
-    @contextmanager
-    def condition(self, holds: Value) -> Iterator[None]:
-        """Emit the body of a `with` block to be run only if a condition holds."""
-        with self.builder.if_then(holds):
-            yield
-
     def switch(self, value: Value, cases: dict[int, Callable[[], None]]) -> None:
         """Emit what each value of an integer leads to; other values lead to nothing."""
         after = self._function.append_basic_block("after")
@@ -132,11 +119,9 @@ class Emitter:
         return address
 
     def get(self, variable: Value, kind: Any) -> Value:
-        """Return the value of a variable."""
         return self.builder.load(variable, typ=kind)
 
     def set(self, variable: Value, value: Value) -> None:
-        """Give a variable a value."""
         self.builder.store(value, variable)
 
     def offset(self, address: Value, count: Value | int, size: int) -> Value:
@@ -144,11 +129,9 @@ class Emitter:
         return self.builder.gep(address, [self.multiply(self._as_long(count), size)], source_etype=BYTE)
 
     def load(self, address: Value, kind: Any, align: int = 4) -> Value:
-        """Load a value of a type."""
         return self.builder.load(address, typ=kind, align=align)
 
     def store(self, value: Value, address: Value, align: int = 4) -> None:
-        """Store a value at an address."""
         self.builder.store(value, address, align=align)
 
     def prefetch(self, address: Value, size: int) -> None:
@@ -158,7 +141,6 @@ class Emitter:
             self.call("llvm.prefetch.p0", ir.VoidType(), [self.offset(address, place, 1), *arguments])
 
     def field(self, table: Value, number: int) -> Value:
-        """Return an integer of a table of integers."""
         return self.load(self.offset(table, number, 8), LONG, 8)
 
     def pointer(self, table: Value, number: int) -> Value:

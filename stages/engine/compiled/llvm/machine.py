@@ -29,7 +29,7 @@ LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
 class Features:
     """Instructions of a processor that the kernels choose by."""
 
-    wide_registers: bool  # 32 registers of 512 bits (AVX-512)
+    wide_registers: bool  # 32 registers of 512 bits (AVX-512), which also look up 16 numbers at once
     # width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers; 0
     # without any
     dots: int
@@ -41,11 +41,6 @@ class Features:
         wide = bool(features.get("avx512f") and features.get("avx512bw"))
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
         return cls(wide, 512 if wide and features.get("avx512vnni") else 256 if narrow else 0)
-
-    @property
-    def looks_up_floats(self) -> bool:
-        """Whether 16 numbers are looked up by one instruction."""
-        return self.wide_registers
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
         """Add, per number of 32 bits, the products of its parts with those of an input.
@@ -86,23 +81,14 @@ def _join(emit: Emitter, halves: list[Value]) -> Value:
     return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(VECTOR_SIZE))))
 
 
-class Compiled:
-    """Compiled functions of a module. Keep it as long as they are called."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def address(self, name: str) -> int:
-        """Return the address of a function."""
-        address: int = self._engine.get_function_address(name)
-        return address
-
-
-def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Compiled:
+def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Any:
     """Compile a module for this processor, or load what was compiled before on this machine.
 
     Args:
         made_from: all that the module depends on besides the code of `stages/engine/compiled`.
+
+    Returns:
+        LLVM's engine. Keep it as long as its functions are called.
     """
     _prepare()
     processor = llvm.get_host_cpu_name()
@@ -122,7 +108,7 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored))
     engine.finalize_object()
-    return Compiled(engine)
+    return engine
 
 
 @cache

@@ -3,18 +3,21 @@
 from array import array
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from stages.engine.compiled.llama_forward import TableWriter, by_row, make_table
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, LARGEST_CODES
 from stages.engine.compiled.packing import PackedMatrix, pack_codes, pack_matrices, pack_matrix, widen_codes
 from stages.engine.compiled.products import ProductKind
 from stages.engine.compiled.program import CompiledSteps
 from stages.engine.compiled.shape import ModelShape
-from stages.engine.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
+from stages.engine.compiled.steps import HEADERS, Field, Header, StepKind
 from stages.engine.forward_pass.kernels import Matrix
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
 
@@ -48,37 +51,18 @@ def make_matrix(kind: str, input_bits: int) -> tuple[PackedMatrix, Tensor]:
 def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     """Prepare rows and multiply them by two steps of a program, added to ones."""
     steps = CompiledSteps(SHAPE, frozenset({matrix.kind}))
-    rows, input_bits = len(x_NI), matrix.kind.input_bits
+    rows, outputs = len(x_NI), torch.ones(len(x_NI), matrix.padded)
     inputs, sums = torch.full((rows, INPUTS), 7.0), torch.zeros(rows, 4 * INPUTS // GROUP)
-    outputs = torch.ones(rows, matrix.padded)
-    prepared = {Field.OUTPUTS: inputs.data_ptr(), Field.OUTPUT_SUMS: sums.data_ptr(), Field.INPUT_BITS: input_bits}
-    prepared[Field.GROUPS] = matrix.groups
-    lines = [
-        {Field.KIND: StepKind.ROUND, Field.PER_ROW: 1, Field.CHUNK: 1, Field.INPUTS: x_NI.data_ptr(), **prepared},
-        {
-            Field.KIND: steps.numbers[matrix.kind],
-            Field.INPUTS: inputs.data_ptr(),
-            Field.INPUT_SUMS: sums.data_ptr(),
-            Field.MATRIX: matrix.data.data_ptr(),
-            Field.SCALES: matrix.scales_BGL.data_ptr(),
-            Field.MINIMA: matrix.minima_BGL.data_ptr(),
-            Field.BIAS: 0 if matrix.bias_O is None else matrix.bias_O.data_ptr(),
-            Field.OUTPUTS: outputs.data_ptr(),
-            Field.GROUPS: matrix.groups,
-            Field.STRIDE: matrix.padded,
-            Field.ADDS: 1,
-            Field.FACTOR: bits_of(FACTOR),
-            Field.FIXED: matrix.blocks // 2,
-            Field.CHUNK: 1,
-        },
-    ]
-    table = torch.zeros(len(lines), FIELDS, dtype=torch.int64)
-    for row, line in zip(table, lines, strict=True):
-        for field, value in line.items():
-            row[field] = value
+    writer: Any = TableWriter(steps, None, SimpleNamespace(inputs=inputs, input_sums=sums))
+    table = make_table(
+        [
+            {**by_row(StepKind.ROUND), Field.INPUTS: x_NI.data_ptr(), **writer.inputs_of(matrix)},
+            {**writer.multiply(matrix, outputs.data_ptr(), matrix.padded, FACTOR), Field.ADDS: 1},
+        ]
+    )
     header = array("q", bytes(8 * HEADERS))
     header[Header.ROWS] = rows
-    steps.run(table.numpy(), header)
+    steps.run(table, header)
     return (outputs[:, : matrix.outputs] - 1) / FACTOR
 
 

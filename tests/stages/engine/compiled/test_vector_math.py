@@ -23,7 +23,7 @@ def compiled():
         return module
 
     kept = compile_module(("the exponential alone",), build)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(kept.address("exponential"))
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(kept.get_function_address("exponential"))
 
     def compute(x):
         found = np.empty_like(x)

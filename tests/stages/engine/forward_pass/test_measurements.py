@@ -57,20 +57,6 @@ def test_a_run_believes_its_notes_before_anything_else(folder: Path):
     assert Measurements().get_or_measure("x", [], count_calls(values)) == 1
 
 
-def test_runs_in_one_process_share_the_disk_and_no_notes(folder: Path):
-    values = [1, 2, 3]
-    one, other = Measurements({}), Measurements({})
-    assert [one.get_or_measure("x", [], count_calls(values)), other.get_or_measure("y", [], count_calls(values))] == [
-        1,
-        2,
-    ]
-    assert one.recorded is not None
-    assert other.recorded is not None
-    assert one.recorded.keys().isdisjoint(other.recorded)
-    one.recorded.update(dict.fromkeys(one.recorded, 7))
-    assert other.get_or_measure("x", [], count_calls(values)) == 1
-
-
 def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIDRAFT_CACHE", "/dev/null/none")
     values = [1, 2]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from doubles import row_of
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from tiny_models import LLAMA3, make_disturbed
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import SHARED_QUERIES, PackedLlamaForward
@@ -19,13 +20,6 @@ BASE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 CONFIGS: dict[str, PretrainedConfig] = {
     "a key head each": LlamaConfig(**{**BASE, "num_key_value_heads": 4}),
@@ -48,13 +42,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """Random weights, norms and biases too."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.add_(torch.randn_like(weight) * (0.3 if "norm" in name or "bias" in name else 0.05))
-    return LanguageModel(model.to(dtype), "tiny")
+    return LanguageModel(make_disturbed(config).to(dtype), "tiny")
 
 
 @pytest.mark.slow

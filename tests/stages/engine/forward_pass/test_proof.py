@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from tiny_models import LLAMA3, make_module
 
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
@@ -18,19 +18,6 @@ from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import ModelError
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -89,16 +76,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def make_model(case: str) -> LanguageModel:
     kind, settings, _, _ = CASES[case]
-    torch.manual_seed(0)
-    attention = "eager" if kind in {"gemma2", "gpt_oss", "gpt_neo", "bloom"} else "sdpa"
-    config = CONFIG_MAPPING[kind](**{**SIZES, **settings})
-    if kind in {"mamba", "recurrent_gemma"}:
-        attention = "eager"
-    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    for weight in module.parameters():
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=1.7 / weight.shape[-1] ** 0.5)
-    return LanguageModel(module, case)
+    return LanguageModel(make_module(kind, settings), case)
 
 
 def row_of(number: int, tokens: list[int]) -> SequenceState:
@@ -180,13 +158,6 @@ def test_a_model_that_is_not_causal_is_refused_with_its_layers(monkeypatch: pyte
         model.prove_forward()
 
 
-def test_int8_is_refused_where_it_cannot_be_had():
-    model = make_model("alternating windows")
-    model.weights = "int8"
-    with pytest.raises(ModelError, match="weights in int8 need the compiled forward pass"):
-        model.prove_forward()
-
-
 def test_the_outcome_is_kept_for_these_weights(monkeypatch: pytest.MonkeyPatch):
     make_model("window").prove_forward()
     monkeypatch.setattr(ForwardSearch, "prove", lambda *_: pytest.fail("proved again"))
@@ -210,10 +181,8 @@ def test_a_window_that_cannot_be_shortened_makes_the_text_longer_or_ends_it():
 
 
 def test_rotary_frequencies_that_are_fixed_limit_no_text():
-    llama3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    settings = {**SIZES, "max_position_embeddings": 131072}
-    settings["rope_parameters"] = {**llama3, "original_max_position_embeddings": 8192}
-    model = LanguageModel(AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval(), "tiny")
+    rope = {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 8192}
+    model = LanguageModel(make_module("llama", {"max_position_embeddings": 131072, "rope_parameters": rope}), "tiny")
     model.prove_forward()
     assert model.max_length == 131072
 
@@ -283,4 +252,3 @@ def test_rows_are_saved_and_restored_bit_for_bit(case: str, reading: Reading):
         again, _ = restored(ForwardBatch(0, [[4], [12]], [20, 2], [1, 1]))  # after a rollback
     assert torch.equal(first, second)
     assert torch.isfinite(again).all()
-    assert (restored.cache_bytes > 0) is (reading is not Reading.UNCACHED)

@@ -12,32 +12,18 @@ import torch
 from doubles import row_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_states import store
+from tiny_models import make_module
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
 from stages.engine.forward_pass import proof
 from stages.engine.forward_pass.attention_masks import make_tree_mask
 from stages.engine.forward_pass.forward import ForwardBatch, find_paths, is_chain
-from stages.engine.forward_pass.module_forward import ModuleForward, RowCache
+from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.row_forward import Reading, RowForward
 from stages.engine.models.language_model import LanguageModel
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 WINDOW = 8
 SLIDING_QWEN = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 # Parts of these are computed in float32: scores, routing.
@@ -77,13 +63,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def make_model(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
     kind, options, forward = CASES[case]
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **options})
-    attention = "eager" if kind in {"gemma2", "bloom"} else "sdpa"
-    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype).eval()
-    for weight in module.parameters():
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=1.7 / weight.shape[-1] ** 0.5)
+    module = make_module(kind, options, dtype)
     model = LanguageModel(module, case)
     if forward is ModuleForward:
         model.forward_pass = ModuleForward(module)
@@ -157,11 +137,6 @@ def test_a_node_has_the_logits_of_its_path_alone(case: str, shape: str):
     Reader(make_model(case), texts_of(LENGTHS)).read(SHAPES[shape])
 
 
-@pytest.mark.parametrize("case", FORWARDS.values())
-def test_a_node_has_the_logits_of_its_path_alone_in_float32(case: str):
-    Reader(make_model(case, torch.float32), texts_of(LENGTHS)).read(SHAPES["alike"])
-
-
 @every_case
 def test_a_kept_path_is_as_if_nothing_else_had_been_read(case: str):
     reader = Reader(make_model(case), texts_of(LENGTHS))
@@ -192,37 +167,6 @@ def test_the_cache_of_a_kept_path_is_that_of_its_chain(case: str):
     pairs = zip(model.forward_pass.read_cache(0, 14), alone.forward_pass.read_cache(0, 14), strict=True)
     for kept, expected in pairs:
         torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", FORWARDS.values())
-def test_rows_that_move_after_a_path_was_kept(case: str):
-    reader = Reader(make_model(case), texts_of((9, 15, 12)))
-    reader.read((TREE, CHAIN, TREE))
-    for row, path in zip(reader.rows, ((6, 8), (0,), (0, 1, 3)), strict=True):
-        reader.keep(row, path)
-    first, _, last = reader.rows
-    reader.model.release(first)
-    reader.rows = [last, reader.rows[1]]
-    reader.read((TREE, (-1, -1)))
-    reader.keep(last, (0, 4, 5))
-    reader.keep(reader.rows[1], (1,))
-    reader.read(((-1, 0), ()))
-
-
-@pytest.mark.parametrize("case", FORWARDS.values())
-def test_rows_are_saved_and_restored_after_a_path_was_kept(case: str):
-    model = make_model(case)
-    reader = Reader(model, texts_of((9, 15)))
-    reader.read((TREE, CHAIN))
-    reader.keep(reader.rows[0], (0, 4, 5))
-    reader.keep(reader.rows[1], (0, 1))
-    state = store(model.state_dict(reader.rows))
-    restored = model.share_weights()
-    restored.load_state_dict(state)
-    cached = list(reader.cached.values())
-    reader.model, reader.rows = restored, restored._order
-    reader.cached = dict(zip(restored._order, cached, strict=True))
-    reader.read(((-1, 0, 0), TREE))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -372,7 +316,7 @@ def test_a_wrong_mask_is_found_and_chains_still_work(case: str, make_mask: Any, 
 
 
 @pytest.mark.parametrize(
-    ("case", "holder"), [(FORWARDS["packed"], PackedLlamaForward), (FORWARDS["modules"], RowCache)]
+    ("case", "holder"), [(FORWARDS["packed"], PackedLlamaForward), (FORWARDS["modules"], ModuleForward)]
 )
 def test_a_path_that_is_not_kept_is_found(case: str, holder: type, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(holder, "keep", lambda *_: None)

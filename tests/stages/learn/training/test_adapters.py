@@ -11,7 +11,7 @@ from torch import Tensor
 from stages.engine.models.adapters import (
     ADAPTER_FOLDER,
     add_adapter,
-    merge_saved_adapter,
+    merge_lora,
     read_adapter,
     strip_adapters,
 )
@@ -154,7 +154,7 @@ def test_peft_loads_a_saved_adapter_over_the_bare_drafter(trained, saved: Path):
 
 def test_a_saved_adapter_can_be_merged_into_the_drafter(trained, saved: Path):
     merged = LanguageModel(load_causal_model(str(saved), "float32", "cpu"), "merged")
-    merge_saved_adapter(merged.model, saved / ADAPTER_FOLDER)
+    merge_lora(merged.model, str(saved / ADAPTER_FOLDER))
     torch.testing.assert_close(read(merged), read(trained[1]), atol=1e-5, rtol=1e-5)
     assert [name for name, _ in merged.model.named_parameters()] == [n for n, _ in trained[0].model.named_parameters()]
     assert not hasattr(merged.model, "peft_config")
