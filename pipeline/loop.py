@@ -6,8 +6,8 @@ Every target has a `TargetRunner`: its three stages, its sequences in flight, an
 prompt to the runner of its target and keeps up to `batch` prompts in flight. Targets may share the drafter's weights;
 each has its own acceptance head, drift detector and publisher.
 
-The learner receives completed prompts (pipeline/learner_protocol.py). It responds to drift, a fall of the share of
-drafted tokens or of acceptance: by default it resets the acceptance head and, if an earlier version is clearly better,
+The learner receives completed prompts (pipeline/learner_protocol.py). It responds to drift, a fall of acceptance
+or of how common the tokens are: by default it resets the acceptance head and, if an earlier version is clearly better,
 restores that version's drafter and head (pipeline/learning/drift_response.py). Each completed prompt becomes training
 data; about every `learn.interval` prompts the drafter is updated on a background thread, and the head with it
 (stages/distill.py). It publishes versions at the start, every `publish.interval` prompts, before the response to a

@@ -74,19 +74,14 @@ def make_learner(
 
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
-    """Make the drift monitor, over the signals that the settings have."""
+    """Make the drift monitor, over the signal that the settings have."""
     settings = drift_settings(config)
-    return DriftMonitor(settings, choose_signals(settings.detector, config.draft, learns=config.learn.enabled))
+    signal: Signal = "first" if config.draft.stop != "never" and config.learn.enabled else "judged"
+    return DriftMonitor(settings, "frequency" if settings.detector == "ranks" and _remembers(config.draft) else signal)
 
 
-def choose_signals(detector: str, draft: DraftSettings, *, learns: bool) -> tuple[Signal, ...]:
-    """Return the signals that are monitored for drift."""
-    remembers = "memory" in draft.sources
-    if detector == "ranks" and has_copies(draft) and remembers:
-        return ("frequency",)
-    if detector in ("ranks", "fall") and has_copies(draft):
-        return ("drafted", "predicted" if remembers else "learned")
-    return ("first",) if draft.stop != "never" and learns else ("judged",)
+def _remembers(draft: DraftSettings) -> bool:
+    return "memory" in draft.sources and has_copies(draft)
 
 
 def drift_settings(config: Config) -> DriftSettings:
@@ -99,7 +94,7 @@ def drift_settings(config: Config) -> DriftSettings:
     elif response == "recall" and not config.publish.enabled:
         response = "reset"
     if detector == "auto":
-        detector = "ranks" if "memory" in config.draft.sources and has_copies(config.draft) else "fall"
+        detector = "ranks" if _remembers(config.draft) else "page-hinkley"
     return config.drift.model_copy(update={"response": response, "detector": detector})
 
 

@@ -211,11 +211,11 @@ class LearnSettings(Section):
 class DriftSettings(Section):
     """Detection of drift and the response to it."""
 
-    detector: Literal["auto", "ranks", "fall", "adwin", "page-hinkley", "none"] = Field(
+    detector: Literal["auto", "ranks", "adwin", "page-hinkley", "none"] = Field(
         default="auto",
         description="Drift detector: 'ranks' bets on ranks among the recent past and has a stated time between false "
-        "alarms; 'fall' compares in standard deviations; 'adwin' and 'page-hinkley' are river's; 'none' disables "
-        "detection. 'auto' is 'ranks' where the memory is a source, else 'fall'.",
+        "alarms; 'adwin' and 'page-hinkley' are river's; 'none' disables detection. 'auto' is 'ranks' where the "
+        "memory is a source, else 'page-hinkley'.",
     )
     delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
     response: Literal["reset", "recall", "none"] = Field(

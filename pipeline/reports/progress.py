@@ -161,16 +161,9 @@ class PlainDisplay(Display):
             self._due, self._has_reported = now + LINE_SECONDS, self._has_reported or completed
 
 
-SIGNALS = {  # what the rates of a drift are
-    "drafted": "share of drafted tokens",
-    "predicted": "share of tokens that the memory predicted",
-    "learned": "share of tokens drafted from earlier prompts",
-    "first": "acceptance of first tokens",
-}
-
-
 def _drift_line(event: Drifted) -> str:
-    change = f"{SIGNALS.get(event.signal, 'acceptance')} {event.rate_before:.3f} -> {event.rate_after:.3f}"
+    name = "acceptance of first tokens" if event.signal == "first" else "acceptance"
+    change = f"{name} {event.rate_before:.3f} -> {event.rate_after:.3f}"
     if event.signal == "frequency":
         change = f"tokens {describe_rarity(event.rate_before, event.rate_after)} in earlier completions"
     return f"prompt {event.offset} ({event.dataset}): drift, {change}, {event.action}"
