@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from event_making import make_drifted
@@ -14,14 +13,9 @@ from tiny_pair import TinyPair
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
-from pipeline.learner_protocol import CompletedPrompt
-from pipeline.learning import remote_learner as learner_remote
-from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
 from stages.choose import LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import TrainingExample
-from stages.drafting.head import AcceptanceHead
-from stages.learn.training.weight_update import Weights
 from store.events import Action, BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
 
 AT = 3  # the prompt that brings a drift to light
@@ -53,48 +47,6 @@ def test_every_served_update_wakes_the_next_block():
     loop = stub_loop()
     list(loop.run(prompts_of("abc", "ab", "abc")))
     assert wakes(loop) == [3, 5]
-
-
-def test_a_version_that_is_taken_back_wakes_the_next_block_once():
-    loop, distill = stub_loop(drifts={0: "recall"}), StillDistill()
-    runner_of(loop).learner.distill = distill
-
-    def take(drifted: Drifted) -> Iterator[Event]:
-        distill.drafter_version += 1
-        return iter(())
-
-    runner_of(loop).learner._response.to = take
-    list(loop.run(prompts_of("abc", "abc", "abc")))
-    assert wakes(loop) == [3]
-
-
-class ScheduledConnection:
-    """Has weights after so many completed prompts."""
-
-    def __init__(self, weights: dict[int, Weights]) -> None:
-        self._weights, self._posted = weights, 0
-
-    def post(self, finished: CompletedPrompt) -> None:
-        self._posted += 1
-
-    def take_new_weights(self) -> Weights | None:
-        return self._weights.pop(self._posted, None)
-
-
-def test_weights_from_elsewhere_wake_if_an_update_or_a_drift_made_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_remote, "apply_weights", lambda weights, drafter, head: None)
-    came = {
-        1: Weights((), {}, 0, 5),
-        2: Weights((), {}, 1, 6),
-        3: Weights((), {}, 1, 7, 1),
-        4: Weights((), {}, 1, 8, 1),
-    }
-    loop = stub_loop()
-    runner: Any = runner_of(loop)
-    runner.learner = RemoteLearner(ScheduledConnection(came), runner.learner, AcceptanceHead(4, 0))
-    list(loop.run(prompts_of("ab", "ab", "ab", "ab", "ab")))
-    assert runner.learner.head_version == 8
-    assert wakes(loop) == [4, 6], "not with a step of the head"
 
 
 class OneFall:
