@@ -6,7 +6,6 @@ prompts is never served.
 
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -19,23 +18,23 @@ from stages.learn.training.weight_update import Weights
 from store.events import Updated
 
 
-class Distiller(Protocol):
-    """Online distillation of the drafter and the head, with a counter of updates for each."""
+class Distiller:
+    """The interface of online distillation. This implementation learns nothing: the drafter is frozen."""
 
     @property
     def drafter_version(self) -> int:
         """Number of drafter updates served."""
-        ...
+        return 0
 
     @property
     def head_version(self) -> int:
         """Number of steps and resets of the head."""
-        ...
+        return 0
 
     @property
     def busy(self) -> bool:
         """Whether an update is being computed in parallel with decoding; a snapshot would wait for it."""
-        ...
+        return False
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the drafter learns from the prompt at an offset of the stream, if it is admitted now."""
@@ -43,39 +42,36 @@ class Distiller(Protocol):
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Count a completed prompt. Called before `learn`; the arguments are those of `UpdateInterval`."""
-        return
 
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         """Learn from a completed prompt and return the updates that followed; prompts come in stream order. Without
         soft targets only the head learns.
         """
-        ...
+        return ()
 
     def reset_head(self) -> tuple[Updated, ...]:
         """After a drift: reset the head, drop its labels, and learn at the shortest interval again.
 
         Returns the update in progress, if one was dropped.
         """
-        ...
+        return ()
 
     def wait(self) -> bool:
         """Block until no update is being computed, for callers that need exclusive use of the machine.
 
         Returns whether one was. No update is adopted.
         """
-        ...
+        return False
 
     def end(self) -> tuple[Updated, ...]:
         """After the last example: wait for the update in progress and adopt it. May be called again."""
-        ...
+        return ()
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint (see `stages.contract.snapshot`); by default there is none."""
         return None
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state; by default there is none."""
-        return
+        """Continue from a state."""
 
 
 class Distill(Distiller):
@@ -182,26 +178,3 @@ def read_sums(state: State) -> LeastSquaresSums | None:
     """Read the sums of the state of a `Distill`; None if it learned by gradient."""
     trainer = state["drafter"]["trainer"]
     return LeastSquaresSums.from_tensors(trainer["states"], trainer["products"]) if "states" in trainer else None
-
-
-class NoDistiller(Distiller):
-    """A distiller that learns nothing: the drafter is frozen."""
-
-    drafter_version = head_version = 0
-    busy = False
-
-    @override
-    def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
-        return ()
-
-    @override
-    def reset_head(self) -> tuple[Updated, ...]:
-        return ()
-
-    @override
-    def wait(self) -> bool:
-        return False
-
-    @override
-    def end(self) -> tuple[Updated, ...]:
-        return ()

@@ -17,7 +17,7 @@ from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, 
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.recorder import Versions
-from stages.distill import Distill, NoDistiller
+from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights
 from stages.engine.models.language_model import LanguageModel
@@ -46,7 +46,7 @@ def make_learner(
     models: DrafterModels,
     head: AcceptanceHead,
     cache: NgramCache,
-    distill: Distill | NoDistiller,
+    distill: Distiller,
     sink: VersionSink,
     memory: TextMemory | None = None,
 ) -> LocalLearner:
@@ -102,10 +102,10 @@ def _make_response(
     response: str,
     drafter: LanguageModel,
     head: AcceptanceHead,
-    distill: Distill | NoDistiller,
+    distill: Distiller,
     publisher: FolderPublisher | NoPublisher,
 ) -> DriftResponse:
-    if response == "none" or isinstance(distill, NoDistiller):
+    if response == "none" or not isinstance(distill, Distill):
         return NoResponse()
     if response == "reset" or isinstance(publisher, NoPublisher):
         return ResetHead(distill.reset_head)
@@ -128,7 +128,7 @@ def _make_writer(
     models: DrafterModels,
     head: AcceptanceHead,
     cache: NgramCache,
-    distill: Distill | NoDistiller,
+    distill: Distiller,
     memory: TextMemory | None,
 ) -> Callable[[Path], None]:
     """Make what writes the files of a version into a folder."""

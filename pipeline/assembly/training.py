@@ -6,14 +6,14 @@ from pipeline.assembly.costs import LAYER_OVERHEAD
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable, has_copies
 from pipeline.config.settings import Config
-from stages.distill import Distill, NoDistiller
+from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead
 from stages.engine.quantisation.modules import mean_bytes
 from stages.learn.examples.losses import LOSSES, expected_acceptance, greedy_agreement
 from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.head_trainer import HeadTrainer
-from stages.learn.training.interval import LONGEST_INTERVAL, UPDATE_INTERVALS
+from stages.learn.training.interval import LONGEST_INTERVAL, BreakEvenInterval, UpdateInterval
 from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.learn.training.update import TrainingConfig
 
@@ -44,7 +44,7 @@ def make_distillers(
     *,
     background: bool = True,
     offline: bool = False,
-) -> Sequence[Distill | NoDistiller]:
+) -> Sequence[Distiller]:
     """One per target. Targets that share the drafter's weights share their learner.
 
     Args:
@@ -54,7 +54,7 @@ def make_distillers(
         offline: whether the updates are those of a training from logs.
     """
     if not config.learn.enabled:
-        return [NoDistiller() for _ in targets]
+        return [Distiller() for _ in targets]
     learn, steps = config.learn, OFFLINE_STEPS if offline else STEPS
     lag = LAG if background and not learn.lora else 0
     training = TrainingConfig(
@@ -78,9 +78,9 @@ def make_distillers(
         allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
         loss = LOSSES[learn.loss]
         trainer = trainer_type(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
-        interval = UPDATE_INTERVALS[learn.spacing](
-            learn.interval, steps, step_cost, config.batch, others_draft=others_draft
-        )
+        interval = UpdateInterval(learn.interval)
+        if learn.spacing == "paying":
+            interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch, others_draft=others_draft)
         worker = ThreadWorker() if lag else InlineWorker()
         return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, samples=samples)
 

@@ -110,12 +110,10 @@ class LearnerProcess(LearnerConnection):
 
     @property
     def pid(self) -> int | None:
-        """Number of the learner's process; None while there is none."""
         return self._process.pid
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
         return self._budget.restarts
 
     @property

@@ -148,7 +148,6 @@ class LearnerService:
         }
 
     def on_prompt_completed(self, finished: CompletedPrompt) -> None:
-        """Learn from a completed prompt."""
         cache_ngrams(self._cache, self._models.pair.pieces, finished.emitted)
         self._seen.append(finished.prompt.offset)
         self._run.events.take(self.learner.on_prompt_completed(finished))

@@ -67,7 +67,6 @@ class ResetHead(DriftResponse):
 
     @override
     def respond(self, drifted: Drifted) -> Iterator[Event]:
-        """Reset the head. Yields the update that was discarded, if one was running."""
         yield from self._restart()
 
 
@@ -158,7 +157,6 @@ class Recall(DriftResponse):
 
     @override
     def forget(self, chosen: Chooser) -> None:
-        """Drop some of the examples."""
         kept = [example for example in self._recent if not chosen(example)]
         self._recent.clear()
         self._recent.extend(kept)

@@ -56,7 +56,6 @@ class LocalLearner(Learner):
 
     @override
     def publish_baseline(self) -> Iterator[Event]:
-        """Publish the drafter as it was loaded."""
         yield from self.publisher.publish_baseline()
 
     @override
@@ -164,7 +163,6 @@ class NoLearner(FollowingLearner):
 
     @override
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterator[Event]:
-        """Detect drift; there is no response to it."""
         drifted = self._drift.observe(finished.prompt)
         if drifted:
             yield drifted

@@ -51,13 +51,11 @@ class RemoteLearner(FollowingLearner):
 
     @override
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
-        """Send the prompt to the learner."""
         self._connection.post(finished)
         return ()
 
     @override
     def apply_new_weights(self) -> Iterable[Event]:
-        """Apply the newest weights that were received."""
         weights = self._connection.take_new_weights()
         if weights and self._adopts:
             apply_weights(weights, self._drafter, self._head)

@@ -1,8 +1,8 @@
 """One training from logs: the texts of earlier runs become a drafter version, in a run of its own."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,11 +23,11 @@ from pipeline.training.logged_texts import RunTexts, TextEncoder, read_run_texts
 from stages.contract.blocks import TrainingExample
 from stages.distill import Distill
 from stages.learn.examples.teacher_forcing import CompletedText, TeacherForcing
-from stages.learn.training.offline import OfflineTraining, OfflineUpdate
+from stages.learn.training.offline import OfflineTraining
 from stages.learn.training.probe import ProbeResult
 from stages.ngrams.cache import count_text_ngrams
 from store.errors import RunError
-from store.events import Event, Updated
+from store.events import Event
 from store.files import json_bytes, write_whole
 from store.log.manifest import RunKind
 from store.log.run_log import Mirror
@@ -68,7 +68,6 @@ class TrainingSummary:
     version: str | None  # folder of the published version, relative to the run's; None if nothing is published
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
         return asdict(self)
 
 
@@ -174,8 +173,7 @@ class LogTraining:
         sink = VersionSink(self._run.folder, Numbers(), measure)
         memory = drafting.decode.memory
         learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
-        versions = _Versions()
-        events.take(versions.note_folder(learner.publish_baseline()))
+        events.take(learner.publish_baseline())
         began = perf_counter()
         examples = list(self._make_examples(show, stop))
         made = perf_counter()
@@ -190,10 +188,11 @@ class LogTraining:
             seed=self.config.seed,
         )
         counts = {"updates": 0, "served": 0}
-        events.take(self._updates(training, train, distill, counts, show, stop))
+        events.take(self._updates(training, train, counts, show, stop))
         measured["train/acceptance"] = training.best
         self._fill(drafting)
-        events.take(versions.note_folder(learner.publisher.publish_trained(len(self._train))))
+        published = list(learner.publisher.publish_trained(len(self._train)))
+        events.take(published)
         return TrainingSummary(
             texts=len(self._texts),
             tokens=sum(len(text.emitted) for text in self._texts),
@@ -204,7 +203,7 @@ class LogTraining:
             teacher_seconds=made - began,
             training_seconds=perf_counter() - made,
             stopped=stop(),
-            version=versions.folder,
+            version=published[0].folder if published else None,
         )
 
     def _make_examples(self, show: Callable[[str], None], stop: Callable[[], bool]) -> Iterator[TrainingExample]:
@@ -230,20 +229,19 @@ class LogTraining:
         self,
         training: OfflineTraining,
         examples: Sequence[TrainingExample],
-        distill: Distill,
         counts: dict[str, int],
         show: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Iterator[Event]:
-        """Yield the events of the updates; their offsets count the texts read."""
+        """Yield the updates, and count and show them."""
         for update in training.train(examples, stop):
             counts["updates"] += 1
-            counts["served"] += update.step.served
+            counts["served"] += update.served
             show(
-                f"pass {update.pass_number + 1}, {update.read} texts read, loss {update.step.loss:.3f}, "
+                f"pass {len(training.acceptances)}, {update.offset + 1} texts read, loss {update.loss:.3f}, "
                 f"expected acceptance {training.acceptances[0]:.3f} as loaded, best pass {training.best:.3f}"
             )
-            yield _make_event(update, distill)
+            yield update
 
     def _fill(self, drafting: Drafting) -> None:
         """Add the n-grams of the completions to the cache, and the texts to the memory.
@@ -256,18 +254,6 @@ class LogTraining:
         if table is not None:
             for text in self._texts[: self._shared]:
                 table.learn([*text.prompt, *text.emitted], len(text.prompt), 0)
-
-
-class _Versions:
-    """Remembers the folder of the newest version that was published."""
-
-    def __init__(self) -> None:
-        self.folder: str | None = None
-
-    def note_folder(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            self.folder = getattr(event, "folder", self.folder)
-            yield event
 
 
 def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[CompletedText], int, Mapping[str, int]]:
@@ -286,28 +272,6 @@ def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[Complet
         ]
         shared = shared if run.served else len(texts)
     return texts, shared, dict(encoder.left_out)
-
-
-def _make_event(update: OfflineUpdate, distill: Distill) -> Updated:
-    loss, positions, _, before, after, baseline, served, reason = astuple(update.step)
-    return Updated(
-        offset=update.read - 1,
-        target=update.last.target,
-        part="drafter",
-        loss_name=distill.drafter.trainer.loss_name,
-        loss=loss,
-        positions=positions,
-        acceptance_before=before,
-        acceptance_after=after,
-        acceptance_baseline=baseline,
-        tokens_gained=None,
-        served=served,
-        reason=reason,
-        seconds=update.seconds,
-        waited=update.seconds,
-        drafter_version=distill.drafter_version,
-        head_version=distill.head_version,
-    )
 
 
 def _numbers_of(summary: TrainingSummary) -> dict[str, float]:

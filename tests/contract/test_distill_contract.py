@@ -5,6 +5,7 @@ import inspect
 import random
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +17,13 @@ from test_stage_contract import PIECES, llama
 
 from stages import distill as distill_module
 from stages.contract.blocks import AcceptanceLabel, TrainingExample
-from stages.distill import Distill, Distiller, NoDistiller
+from stages.distill import Distill, Distiller
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
 from stages.learn.examples.losses import expected_acceptance, trie_loss
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.head_trainer import HeadTrainer
-from stages.learn.training.interval import FixedInterval
-from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler, Worker
+from stages.learn.training.interval import UpdateInterval
+from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.learn.training.update import TrainingConfig
 from store.events import Updated
 
@@ -33,19 +34,19 @@ def example_of(offset: int) -> TrainingExample:
     return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, labels, (2, 3))
 
 
-def new_distill(lag: int = 0, worker: Callable[[], Worker] = InlineWorker) -> Distill:
+def new_distill(lag: int = 0, worker: Callable[[], Executor] = InlineWorker) -> Distill:
     served = llama(PIECES)
     training = TrainingConfig(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
     trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
     head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
-    learner = UpdateScheduler(trainer, FixedInterval(2), gate_every=3, max_examples=2, lag=lag, worker=worker())
+    learner = UpdateScheduler(trainer, UpdateInterval(2), gate_every=3, max_examples=2, lag=lag, worker=worker())
     return Distill(learner, head)
 
 
 LEARNERS: dict[str, Callable[[], Distiller]] = {
     "Distill": new_distill,
     "Distill, on a thread": partial(new_distill, 1, ThreadWorker),
-    "NoDistiller": NoDistiller,
+    "Distiller": Distiller,
 }
 every_learner = pytest.mark.parametrize("make", LEARNERS.values(), ids=list(LEARNERS))
 
@@ -107,7 +108,7 @@ def test_end_may_be_called_at_any_time_and_repeatedly(make: Callable[[], Distill
 
 
 def test_no_implementation_is_missing_from_this_suite():
-    classes = [cls for _, cls in inspect.getmembers(distill_module, inspect.isclass) if cls is not Distiller]
+    classes = [cls for _, cls in inspect.getmembers(distill_module, inspect.isclass)]
     assert {cls.__name__ for cls in classes if Distiller in cls.__mro__} == {name.split(",")[0] for name in LEARNERS}
 
 

@@ -3,18 +3,16 @@
 import inspect
 from collections.abc import Callable
 from random import Random
-from typing import get_args
 
 import pytest
 
-from pipeline.config.sections import LearnSettings
 from stages.learn.training import interval as interval_module
-from stages.learn.training.interval import UPDATE_INTERVALS, BreakEvenInterval, FixedInterval, UpdateInterval
+from stages.learn.training.interval import BreakEvenInterval, UpdateInterval
 from stages.learn.training.update import Step
 
 SHORTEST, LONGEST = 3, 20
 MADE: dict[str, Callable[[], UpdateInterval]] = {
-    "FixedInterval": lambda: FixedInterval(SHORTEST),
+    "UpdateInterval": lambda: UpdateInterval(SHORTEST),
     "BreakEvenInterval": lambda: BreakEvenInterval(
         SHORTEST, steps=2, piece_cost=0.1, batch=2, longest=LONGEST, horizon=100
     ),
@@ -69,12 +67,5 @@ def test_no_implementation_is_missing_from_this_suite():
         for _, cls in inspect.getmembers(interval_module, inspect.isclass)
         if cls.__module__ == interval_module.__name__
     ]
-    found = {cls.__name__ for cls in classes if UpdateInterval in cls.__mro__[1:]}
+    found = {cls.__name__ for cls in classes if UpdateInterval in cls.__mro__}
     assert found == set(MADE)
-
-
-def test_the_table_has_every_name_of_the_setting_and_every_implementation():
-    assert set(UPDATE_INTERVALS) == set(get_args(LearnSettings.model_fields["spacing"].annotation))
-    assert {type(make(SHORTEST, 2, 0.1, 2, others_draft=False)).__name__ for make in UPDATE_INTERVALS.values()} == set(
-        MADE
-    )

@@ -100,7 +100,6 @@ class ExampleBuilder:
     states: list[Numbers] = field(default_factory=list)
 
     def add_verdict(self, verdict: Verdict) -> None:
-        """Add a block's soft targets and labels."""
         if verdict.soft_targets:
             self.soft_targets.append(verdict.soft_targets)
         self.labels += make_labels(verdict)
@@ -113,7 +112,6 @@ class ExampleBuilder:
             self.states.append(verdict.states.numpy())
 
     def build(self, row: SequenceState, target: str) -> TrainingExample:
-        """Build the training example of the whole prompt with the soft targets of that target."""
         return TrainingExample(
             row.offset,
             target,
@@ -138,7 +136,6 @@ class ExampleBuilder:
 
     @classmethod
     def from_state(cls, state: State) -> "ExampleBuilder":
-        """Return a builder that continues from a state."""
         example = state["example"]
         labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
         soft_targets: list[TopTokens | TopLogits] = [example.soft_targets] if example.soft_targets else []

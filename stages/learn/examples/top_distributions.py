@@ -29,7 +29,6 @@ class TopDistributions:
     sums_N1: Numbers  # the sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1)
 
     def __len__(self) -> int:
-        """Return the number of lines."""
         return len(self.totals_N)
 
     def select(self, start: int, stop: int) -> "TopDistributions":

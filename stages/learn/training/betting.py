@@ -60,7 +60,6 @@ class BettingTest:
 
     @property
     def decisive(self) -> bool:
-        """Whether the evidence is acted upon."""
         return self.evidence > DECISIVE
 
     def state_dict(self) -> State:
@@ -107,7 +106,6 @@ class SumTest:
 
     @property
     def decisive(self) -> bool:
-        """Whether the evidence is acted upon."""
         return self.evidence > DECISIVE
 
     def state_dict(self) -> State:

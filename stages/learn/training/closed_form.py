@@ -82,7 +82,6 @@ class LeastSquaresSums:
 
     @classmethod
     def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
-        """Make sums of saved tensors."""
         sums = cls(0, 0, states_WW.device)
         sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
         return sums
@@ -155,7 +154,6 @@ class Places:
     teacher: TeacherBatch  # the soft targets
 
     def logits(self, weight_DX: Tensor) -> Tensor:
-        """Return the logits (N, D)."""
         return (self.features_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
 
     def take(self, chosen_N: Tensor) -> "Places":

@@ -95,7 +95,6 @@ class DrafterTrainer:
 
     @property
     def examples(self) -> tuple[TrainingExample, ...]:
-        """All examples that are kept."""
         return (*self._replay.examples, *self._gate.held_out)
 
     def forget(self, chosen: Chooser) -> None:

@@ -40,7 +40,6 @@ class HeadTrainer:
         return torch.optim.AdamW(self.served.parameters(), lr=self._rate)
 
     def observe(self, labels: Sequence[AcceptanceLabel]) -> None:
-        """Add the labels of a completed prompt to the buffer."""
         self._new_labels += len(labels)
         device = next(self.served.parameters()).device  # labels of a restored sequence are on the CPU
         self._labels.extend(replace(label, features_F=label.features_F.to(device)) for label in labels)

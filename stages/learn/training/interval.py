@@ -1,7 +1,5 @@
 """Intervals, in prompts, between updates of the drafter."""
 
-from typing import Protocol
-
 from typing_extensions import override
 
 from stages.contract.snapshot import State
@@ -23,15 +21,15 @@ TO_EXPLORE = 4
 EXPLORED = 0.01
 
 
-class UpdateInterval(Protocol):
-    """Decides on the number of prompts between two updates. Called by the learner only, in stream order."""
+class UpdateInterval:
+    """Decides on the number of prompts between two updates: here a constant one (the paper's I). Called by the learner
+    only, in stream order.
+    """
 
-    interval: int  # prompts between the last update and the next
+    is_exploring = False  # whether updates are far apart because they can gain little: then some prompts are enough
 
-    @property
-    def is_exploring(self) -> bool:
-        """Whether updates are far apart because they can gain little, so that examples of some prompts are enough."""
-        return False
+    def __init__(self, interval: int) -> None:
+        self.interval = interval  # prompts between the last update and the next
 
     def is_due(self, prompts: int) -> bool:
         """Return whether an update is due so many prompts after the last one."""
@@ -39,35 +37,22 @@ class UpdateInterval(Protocol):
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Adjust the interval to the number of rejected tokens of the drafter's drafts in a completed prompt, given
-        the tokens of its completion and the pieces of its whole text, which an update reads. By default nothing
-        changes.
+        the tokens of its completion and the pieces of its whole text, which an update reads.
         """
-        return
 
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
         """Adjust the interval after an update, given the proposed tokens judged since the previous one and the prompts
-        completed since. By default nothing changes.
+        completed since.
         """
-        return
 
     def restart(self) -> None:
-        """Forget the measured gains after a drift. By default nothing changes."""
-        return
+        """Forget the measured gains after a drift."""
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint. By default there is none."""
         return None
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state. By default there is none."""
-        return
-
-
-class FixedInterval(UpdateInterval):
-    """A constant interval (the paper's I)."""
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
+        """Continue from a state."""
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -116,8 +101,7 @@ class BreakEvenInterval(UpdateInterval):
         self._since = (0, 0, 0)  # prompts, tokens and pieces since the last update
 
     @property
-    @override
-    def is_exploring(self) -> bool:
+    def is_exploring(self) -> bool:  # type: ignore[override]
         return self._usage.rare
 
     @override
@@ -195,19 +179,3 @@ class BreakEvenInterval(UpdateInterval):
         self.interval, self._gain, self._hoped = state["interval"], state["gain"], state["hoped"]
         self._prompts, self._seen, self._since = state["prompts"], state["seen"], tuple(state["since"])
         self._usage.load_state_dict(state["usage"])
-
-
-class IntervalMaker(Protocol):
-    """Makes the rule of a setting. Arguments as for `BreakEvenInterval`."""
-
-    def __call__(
-        self, interval: int, steps: int, piece_cost: float, batch: int, *, others_draft: bool
-    ) -> UpdateInterval:
-        """Make the rule for one set of weights."""
-        ...
-
-
-UPDATE_INTERVALS: dict[str, IntervalMaker] = {  # by the setting
-    "fixed": lambda interval, steps, piece_cost, batch, *, others_draft: FixedInterval(interval),
-    "paying": BreakEvenInterval,
-}

@@ -1,7 +1,7 @@
 """Trains a drafter on a fixed set of examples, in passes of updates that the gate accepts or refuses."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
 from time import perf_counter
 
@@ -9,18 +9,8 @@ from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.learn.training.drafter_trainer import DrafterTrainer
-from stages.learn.training.update import Step
-
-
-@dataclass(frozen=True)
-class OfflineUpdate:
-    """One update of an offline training."""
-
-    pass_number: int  # number of the pass over the examples, from 0
-    read: int  # number of examples that were trained on so far, repetitions counted
-    last: TrainingExample  # the last example of the update
-    step: Step  # its outcome
-    seconds: float  # time to compute it
+from stages.learn.training.update import make_event
+from store.events import Updated
 
 
 class OfflineTraining:
@@ -54,21 +44,24 @@ class OfflineTraining:
         """The highest expected acceptance so far."""
         return max(self.acceptances)
 
-    def train(
-        self, examples: Sequence[TrainingExample], stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[OfflineUpdate]:
-        """Yield the updates. When the iterator is exhausted, the best weights are in service.
+    def train(self, examples: Sequence[TrainingExample], stop: Callable[[], bool] = lambda: False) -> Iterator[Updated]:
+        """Yield the updates; their offsets count the examples read, repetitions too. When the iterator is exhausted,
+        the best weights are in service.
 
         `stop` is called after every update; True ends the training after it.
         """
         read = 0
-        for pass_number in range(self._passes):
+        for _ in range(self._passes):
             ordered = self._random.sample(examples, len(examples))
             for start in range(0, len(ordered), self._update_examples):
                 fresh, began = ordered[start : start + self._update_examples], perf_counter()
                 step = self._trainer.settle(self._trainer.attempt(self._trainer.assign(fresh)))
                 read += len(fresh)
-                yield OfflineUpdate(pass_number, read, fresh[-1], step, perf_counter() - began)
+                seconds, trainer = perf_counter() - began, self._trainer
+                update = make_event(
+                    step, fresh[-1], trainer.loss_name, trainer.version, seconds=seconds, waited=seconds
+                )
+                yield replace(update, offset=read - 1)
                 if stop():
                     break
             acceptance = self._measure()

@@ -11,10 +11,10 @@ One scheduler belongs to one set of weights: targets that share the drafter's we
 
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import override
@@ -23,7 +23,7 @@ from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.interval import UpdateInterval
-from stages.learn.training.update import Attempt, Chooser, Step
+from stages.learn.training.update import Attempt, Chooser, Step, make_event
 from store.events import Updated
 
 T = TypeVar("T")
@@ -34,26 +34,17 @@ SAMPLED = 16
 SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 
 
-class Worker(Protocol):
-    """Executes calls one after the other."""
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Submit a call. The future holds its result or its exception."""
-        ...
-
-
-class InlineWorker(Worker):
-    """Executes a call before `submit` returns."""
+class InlineWorker(Executor):
+    """Executes a call before `submit` returns, and raises its exceptions there."""
 
     @override
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Execute a call. Its exceptions are raised immediately."""
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         done: Future[T] = Future()
-        done.set_result(work())
+        done.set_result(work(*args, **kwargs))
         return done
 
 
-class ThreadWorker(Worker):
+class ThreadWorker(ThreadPoolExecutor):
     """Executes calls on one thread that uses one core.
 
     The exit of the interpreter waits for a running call; the thread ends with this object.
@@ -63,13 +54,9 @@ class ThreadWorker(Worker):
         # torch keeps its number of threads per thread, and a default for threads that read it for the first time. The
         # default is reset after the worker's first read, so that only the worker computes with one.
         others = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "distill", _use_one_thread)
-        self._pool.submit(int).result()
+        super().__init__(1, "distill", _use_one_thread)
+        self.submit(int).result()
         torch.set_num_threads(others)
-
-    @override
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._pool.submit(work)
 
 
 def _use_one_thread() -> None:
@@ -109,7 +96,7 @@ class UpdateScheduler:
         gate_every: int,
         max_examples: int,
         lag: int,
-        worker: Worker,
+        worker: Executor,
         *,
         samples: bool = False,
     ) -> None:
@@ -227,7 +214,6 @@ class UpdateScheduler:
 
     @property
     def busy(self) -> bool:
-        """True while an update is being computed."""
         return self._pending is not None and not self._pending.result.done()
 
     def state_dict(self) -> State:
@@ -279,21 +265,5 @@ class UpdateScheduler:
         gained = None
         if step.before is not None and step.baseline is not None:
             gained = (step.before - step.baseline) * pending.judged
-        return Updated(
-            offset=pending.last.offset,
-            target=pending.last.target,
-            part="drafter",
-            loss_name=self.trainer.loss_name,
-            loss=step.loss,
-            positions=step.positions,
-            acceptance_before=step.before,
-            acceptance_after=step.after,
-            acceptance_baseline=step.baseline,
-            tokens_gained=gained,
-            served=step.served,
-            reason=step.reason,
-            seconds=seconds,
-            waited=pending.waited,
-            drafter_version=self.version,
-            head_version=0,
-        )
+        waited, loss = pending.waited, self.trainer.loss_name
+        return make_event(step, pending.last, loss, self.version, seconds=seconds, waited=waited, tokens_gained=gained)

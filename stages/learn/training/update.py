@@ -13,6 +13,7 @@ from typing import Any
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State, random_state
 from stages.engine.models.language_model import LanguageModel
+from store.events import Updated
 
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
 Scores = dict[TrainingExample, Score]
@@ -49,6 +50,37 @@ class Step:
     baseline: float | None
     served: bool  # whether the candidate's weights are now in service
     reason: str  # why they are, or are not
+
+
+def make_event(
+    step: Step,
+    last: TrainingExample,
+    loss_name: str,
+    drafter_version: int,
+    *,
+    seconds: float,
+    waited: float,
+    tokens_gained: float | None = None,
+) -> Updated:
+    """Make the event of an update, given the last example that it trained on."""
+    return Updated(
+        offset=last.offset,
+        target=last.target,
+        part="drafter",
+        loss_name=loss_name,
+        loss=step.loss,
+        positions=step.positions,
+        acceptance_before=step.before,
+        acceptance_after=step.after,
+        acceptance_baseline=step.baseline,
+        tokens_gained=tokens_gained,
+        served=step.served,
+        reason=step.reason,
+        seconds=seconds,
+        waited=waited,
+        drafter_version=drafter_version,
+        head_version=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,11 +121,9 @@ class Reservoir:
 
     @property
     def examples(self) -> tuple[TrainingExample, ...]:
-        """The examples that are kept."""
         return tuple(self._examples)
 
     def forget(self, chosen: Chooser) -> None:
-        """Drop some of the examples."""
         self._examples = [example for example in self._examples if not chosen(example)]
 
     def sample(self, number: int) -> list[TrainingExample]:
@@ -148,7 +178,6 @@ class Gate:
 
     @property
     def targets(self) -> int:
-        """The number of targets."""
         return len(self._held_out)
 
     def hold_out(self, example: TrainingExample) -> None:
@@ -156,7 +185,6 @@ class Gate:
         self._held_out[example.target].append(example)
 
     def forget(self, chosen: Chooser) -> None:
-        """Drop some of the held-out examples."""
         for window in self._held_out.values():
             kept = [example for example in window if not chosen(example)]
             window.clear()
@@ -164,7 +192,6 @@ class Gate:
 
     @property
     def held_out(self) -> tuple[TrainingExample, ...]:
-        """The current held-out examples of all targets."""
         return tuple(example for window in self._held_out.values() for example in window)
 
     def update_scores(self, model: LanguageModel, known: Scores, held_out: Sequence[TrainingExample]) -> Scores:
@@ -196,11 +223,9 @@ class Gate:
         return new < min(least, old)
 
     def state_dict(self) -> State:
-        """Return the held-out examples by target."""
         return {target: list(window) for target, window in self._held_out.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with the held-out examples of a state."""
         for target, window in self._held_out.items():
             window.clear()
             window.extend(state[target])

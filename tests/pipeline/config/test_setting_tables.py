@@ -8,7 +8,6 @@ import pytest
 from pipeline.config.settings import settings
 from pipeline.learning.drift import make_detector
 from stages.learn.examples.losses import LOSSES
-from stages.learn.training.interval import UPDATE_INTERVALS
 from stages.ngrams.cache import RANKS
 from stages.verification.rules import MODES
 
@@ -22,7 +21,6 @@ def names_of(key: str) -> list[str]:
     [
         ("draft.mode", MODES),
         ("learn.loss", LOSSES),
-        ("learn.spacing", UPDATE_INTERVALS),
         ("cache.policy", [*RANKS, "unbounded", "off"]),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.learn.training.offline import OfflineTraining
+from stages.learn.training.update import Step
 
 
 def example(offset: int) -> TrainingExample:
@@ -22,6 +23,7 @@ class ScriptedTrainer:
 
     def __init__(self, acceptances: Sequence[float | None]) -> None:
         self.served = SimpleNamespace(trained_weights=[torch.zeros(1)])
+        self.loss_name, self.version = "trie", 0
         self.held: list[int] = []
         self.trained: list[list[int]] = []
         self._acceptances = list(acceptances)
@@ -38,7 +40,7 @@ class ScriptedTrainer:
     def settle(self, assigned: list[TrainingExample]) -> Any:
         self.trained.append([one.offset for one in assigned])
         self.served.trained_weights[0] += 1
-        return SimpleNamespace(served=True)
+        return Step(0.5, 1, 1, None, None, None, served=True, reason="")
 
     def adopt(self, weights: list[Tensor]) -> None:
         self.served.trained_weights[0].copy_(weights[0])

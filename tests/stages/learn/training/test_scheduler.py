@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from stages.contract.blocks import TrainingExample
-from stages.learn.training.interval import BreakEvenInterval, FixedInterval
+from stages.learn.training.interval import BreakEvenInterval, UpdateInterval
 from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.learn.training.update import Assignment, Attempt, Step
 from store.events import Updated
@@ -56,10 +56,8 @@ class Trainer:
         return replace(attempt.step, served=False, reason=reason)
 
 
-class Spacing(FixedInterval):
+class Spacing(UpdateInterval):
     """Records its calls."""
-
-    is_exploring = False
 
     def __init__(self, interval: int) -> None:
         super().__init__(interval)
