@@ -100,11 +100,3 @@ def test_soft_targets_come_example_by_example_and_branches_after_their_text():
     assert packed.emitted_N.tolist() == [7, 1, 3, -1, 3], "what follows in the text, or in the branch; -1 at its end"
     assert packed.pieces_BT.tolist() == [[2, 2, 7, 1, 10, 3], [5, 4, 3, 0, 0, 0]]
     assert packed.positions_BT.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]]
-
-
-def test_gradients_flow_to_the_weights_through_branches(model: LanguageModel):
-    copied = model.copy_to_train()
-    packed = pack([MIDDLE], CPU)
-    copied.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)[0, packed.places_N[-1]].sum().backward()
-    assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in copied.trained_weights)
-    assert all(weight.grad is None for weight in model.trained_weights)

@@ -42,14 +42,16 @@ def accept(index: int, token: int) -> Decision:
 
 
 def make_soft_targets(
-    spelling: tuple, emitted: list[tuple[int, ...]], logits_NV: Tensor, kept: int = 99
+    spelling: tuple, emitted: list[tuple[int, ...]], logits_NV: Tensor, kept: int = 99, temperature: float = 1.0
 ) -> list[tuple[SoftTarget, ...]]:
     """Soft targets for rows of 5, 6, ... pieces; each row has a distribution for every emitted token and one more."""
     starts = torch.tensor([0, *(len(tokens) + 1 for tokens in emitted)]).cumsum(0).tolist()
     rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
     batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
     outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
-    given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"), temperature=temperature)(
+        batch, outcomes, logits_NV, starts
+    )
     assert [one.span for one in given] == [None] * len(batch), "no branches without off-policy targets"
     return [compute_all(one.soft_targets) for one in given]
 
@@ -117,50 +119,15 @@ def test_tokens_that_are_not_stored_are_part_of_the_rest():
         assert sum(found.group) + found.rest == pytest.approx(1, abs=1e-6)
 
 
-def map_all_levels(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
-    """The soft targets of a token from all tokens of the vocabulary, with the likeliest pieces kept: per level the
-    probability of each piece, and the rest.
-    """
-    found = []
-    for depth in range(max(1, len(spelling[token] or ()))):
-        prefix = (spelling[token] or ())[:depth]
-        below = {
-            pieces: float(p)
-            for pieces, p in zip(spelling, distribution, strict=False)
-            if pieces and pieces[:depth] == prefix
-        }
-        total, groups = sum(below.values()) if depth else 1.0, {}
-        for pieces, p in below.items():
-            if len(pieces) > depth:
-                groups[pieces[depth]] = groups.get(pieces[depth], 0.0) + p / total
-        likeliest = dict(sorted(groups.items(), key=lambda item: -item[1])[:kept])
-        found.append((likeliest, 1 - sum(likeliest.values())))
-    return found
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_where_the_stored_tokens_have_the_mass_soft_targets_are_those_of_all_tokens(temperature: float):
-    """Of 3,000 tokens 64 have all but a thousandth of the probability, as with a language model's distributions."""
-    generator = torch.Generator().manual_seed(4)
-    lengths = torch.randint(1, 4, (3000,), generator=generator).tolist()
-    drawn = [tuple(torch.randint(0, 40, (length,), generator=generator).tolist()) for length in lengths]
-    spelling = tuple(None if pieces in drawn[:place] else pieces for place, pieces in enumerate(drawn))
-    logits_NV = 0.5 * torch.randn(3, 3000, generator=generator) - 14
-    likely_NK = torch.stack([torch.randperm(3000, generator=generator)[:40] for _ in range(3)])
-    logits_NV.scatter_(1, likely_NK, 2 * torch.randn(3, 40, generator=generator))
-    emitted = tuple(int(token) for token in logits_NV.argmax(-1))
-    rows = [Proposal(Draft(row_of([0], [0]), (), torch.zeros(0, 40), (), None, ()), ())]
-    outcomes = [tuple(accept(place, token) for place, token in enumerate(emitted))]
-    pair = Pair(spelling, tuple(pieces or () for pieces in spelling), 40, "", 0)
-    teacher = TrieTeacher(pair, 64, torch.device("cpu"), temperature=temperature)
-    found = iter(compute_all(teacher(rows, outcomes, logits_NV, [0])[0].soft_targets))
-    for token, logits_V in zip(emitted, logits_NV, strict=True):
-        for group, rest in map_all_levels(spelling, token, (logits_V / temperature).softmax(-1), 64):
-            one = next(found)
-            assert one.rest == pytest.approx(rest, abs=2e-3)
-            got = dict(zip(one.ids, one.group, strict=True))
-            assert all(got.get(piece, 0.0) == pytest.approx(mass, abs=2e-3) for piece, mass in group.items())
-    assert next(found, None) is None
+def test_a_lower_temperature_is_that_of_larger_logits():
+    logits_NV = logits_of(SPELLING, 2)
+    for one, other in zip(
+        make_soft_targets(SPELLING, [(3,)], logits_NV, temperature=0.5)[0],
+        make_soft_targets(SPELLING, [(3,)], 2 * logits_NV)[0],
+        strict=True,
+    ):
+        assert one.ids == other.ids
+        assert (*one.group, *one.direct, one.rest) == pytest.approx((*other.group, *other.direct, other.rest), abs=1e-6)
 
 
 def test_positions_are_those_of_the_pieces_that_the_row_will_have():

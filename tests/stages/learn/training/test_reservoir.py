@@ -34,7 +34,3 @@ def test_every_example_has_the_same_chance_however_long_ago_it_was():
     kept = Counter(offset for seed in range(2000) for offset in offsets(fill(10, 40, seed).sample(10)))
     assert set(kept) == set(range(40))
     assert all(400 < number < 600 for number in kept.values()), "five standard deviations"
-
-
-def test_equal_seeds_keep_and_draw_alike():
-    assert [one.offset for one in fill(5, 50, 3).sample(4)] == [one.offset for one in fill(5, 50, 3).sample(4)]
