@@ -97,7 +97,7 @@ function sourceTraces(sources) {
 }
 
 const rate = fixed(3);
-const SIGNALS = { drafted: " of the share of tokens from drafts", predicted: " of the share of tokens that the memory predicted", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
+const SIGNALS = { judged: " of acceptance", first: " of acceptance of first tokens" };
 // How a monitored signal changed; the values of "frequency" are natural logarithms.
 function changeOf({ signal, direction, rate_before: before, rate_after: after }) {
   if (signal !== "frequency") return `${direction}${SIGNALS[signal] ?? ""} from ${rate(before)} to ${rate(after)}`;
