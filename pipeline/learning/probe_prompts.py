@@ -7,13 +7,11 @@ one: no built-in stream yields either.
 
 import hashlib
 import json
+from pathlib import Path
 
-from pipeline.models.catalog import MODELS_FOLDER
-
+_FILE = Path(__file__).with_suffix(".json")
 # Kind ("docs" or "code") and text of each.
-PROMPTS: tuple[tuple[str, str], ...] = tuple(
-    (kind, text) for kind, text in json.loads((MODELS_FOLDER / "probes" / "prompts.json").read_text(encoding="utf-8"))
-)
+PROMPTS: tuple[tuple[str, str], ...] = tuple(map(tuple, json.loads(_FILE.read_text(encoding="utf-8"))))
 
 
 def identity() -> str:
