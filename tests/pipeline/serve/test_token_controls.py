@@ -23,7 +23,7 @@ from tiny_pair import TinyPair
 from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
-from stages.sampling.grammars import GrammarSource, GrammarTransform
+from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.params import SamplingParams
 
 pytest.importorskip("llguidance")
@@ -52,7 +52,7 @@ LONG = 160
 
 
 def plain_loop(
-    pair: TinyPair, text: str, controls: SamplingParams, grammar: GrammarTransform | None = None
+    pair: TinyPair, text: str, controls: SamplingParams, grammar: Grammar | None = None
 ) -> tuple[int, ...]:
     """One token per pass of the target's own modules, over the whole text, until an end."""
     models = load_pair(pair)
