@@ -51,9 +51,7 @@ SOURCE = GrammarSource("json_schema", json.dumps(SCHEMA))
 LONG = 160
 
 
-def plain_loop(
-    pair: TinyPair, text: str, controls: SamplingParams, grammar: Grammar | None = None
-) -> tuple[int, ...]:
+def plain_loop(pair: TinyPair, text: str, controls: SamplingParams, grammar: Grammar | None = None) -> tuple[int, ...]:
     """One token per pass of the target's own modules, over the whole text, until an end."""
     models = load_pair(pair)
     prompt = models.target_vocabulary.encode(text)
