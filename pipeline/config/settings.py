@@ -43,11 +43,6 @@ from store.errors import ConfigError
 from store.registry.registered_version import BETWEEN, name_of_pair, part_of_name
 
 
-def choose_drafter(targets: Sequence[str]) -> str:
-    """Return the drafter of targets for which none is named: that of the built-in targets, or that of chat models."""
-    return "builtin:drafter-1.6m" if any(name.startswith("builtin:") for name in targets) else "builtin:drafter-4m"
-
-
 class Config(Section):
     """All settings of one run. Build it with `load`, `from_mapping` or `with_overrides`, which raise ConfigError."""
 
@@ -114,8 +109,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _choose_drafter(self) -> Self:
+        """Without a named drafter, use that of the built-in targets, or that of chat models."""
         if "drafter" not in self.model_fields_set:
-            self.__dict__["drafter"] = choose_drafter(self.targets)
+            is_builtin = any(name.startswith("builtin:") for name in self.targets)
+            self.__dict__["drafter"] = "builtin:drafter-1.6m" if is_builtin else "builtin:drafter-4m"
         return self
 
     @classmethod
