@@ -3,7 +3,9 @@
 `add_help` is called once, when all commands are registered; no command names its own group or examples.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import typer
 from typer.core import TyperCommand
@@ -20,65 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tools": ("vocab", "zoo", "config", "compact"),
 }
 # By the words of a command.
-EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "": ("omnidraft replay", "omnidraft dashboard", "omnidraft sql --recipe acceptance-over-time"),
-    "replay": (
-        "omnidraft replay",
-        "omnidraft replay questions.jsonl --target smollm2-135m --temperature 0.7",
-        "omnidraft replay data.parquet --where split=test --limit 500 --batch 8",
-        "omnidraft replay --resume last",
-    ),
-    "serve": (
-        "omnidraft serve --target smollm2-135m",
-        "omnidraft serve --port 8080 --learn shadow",
-        "omnidraft serve --resume last",
-    ),
-    "train": (
-        "omnidraft train --from-log runs/first",
-        "omnidraft train --from-log runs/monday runs/tuesday --target smollm2-135m --passes 4",
-    ),
-    "dashboard": (
-        "omnidraft dashboard",
-        "omnidraft dashboard --run runs/first --port 0",
-        "omnidraft dashboard --mlflow",
-    ),
-    "sql": (
-        "omnidraft sql",
-        "omnidraft sql --recipe acceptance-over-time",
-        'omnidraft sql "SELECT outcome, count(*) FROM decisions GROUP BY outcome"',
-        'omnidraft sql "FROM decisions LIMIT 2" --format vertical',
-    ),
-    "check": ("omnidraft check", "omnidraft check --run runs/first --json"),
-    "plot": (
-        "omnidraft plot curve",
-        "omnidraft plot tokens runs/first --output tokens.html",
-    ),
-    "memory": ("omnidraft memory show runs/first --top 20", "omnidraft memory forget runs/first --prompt 17"),
-    "memory show": ("omnidraft memory show runs/first --top 20",),
-    "memory forget": ("omnidraft memory forget runs/first --prompt 17",),
-    "versions": ("omnidraft versions", "omnidraft versions compare baseline candidate"),
-    "versions show": ("omnidraft versions show 7",),
-    "versions promote": ("omnidraft versions promote 7",),
-    "versions rollback": ("omnidraft versions rollback",),
-    "versions sync": ("omnidraft versions sync", "omnidraft versions sync --keep 5 --dry-run"),
-    "versions compare": (
-        "omnidraft versions compare baseline candidate",
-        "omnidraft versions compare 7 3 --probe questions.jsonl --json differences.json",
-    ),
-    "versions export": ("omnidraft versions export 7 drafter-7",),
-    "bench": ("omnidraft bench questions.jsonl --target smollm2-135m", "omnidraft bench --limit 16 --temperature 0.7"),
-    "vocab": (
-        "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",
-        "omnidraft vocab Qwen/Qwen2.5-7B-Instruct JackFram/llama-68m --json",
-    ),
-    "zoo": ("omnidraft zoo", "omnidraft zoo smollm2-135m"),
-    "config": (
-        "omnidraft config",
-        "omnidraft config --config settings.toml --set learn.rate=0.0001 --changed",
-        "omnidraft config --sample settings.toml",
-    ),
-    "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
-}
+EXAMPLES: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 
 
 def order_commands(names: list[str]) -> list[str]:

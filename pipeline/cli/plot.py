@@ -33,9 +33,6 @@ def plot(
     kind: Annotated[PlotKind, typer.Argument(help="What to plot.", metavar="KIND", show_default=False)],
     source: Annotated[Path | None, typer.Argument(help=_SOURCE_HELP, show_default=False)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT_HELP)] = None,
-    window: Annotated[
-        int | None, typer.Option(min=1, help="Prompts per point of a curve. [default: 20]", show_default=False)
-    ] = None,
     prompts: Annotated[
         int | None, typer.Option(min=1, help="Completions shown with tokens. [default: 12]", show_default=False)
     ] = None,
@@ -50,17 +47,9 @@ def plot(
     suffixes = (".html",) if kind is PlotKind.TOKENS else PLOT_SUFFIXES
     if file.suffix not in suffixes:
         raise UsageError(f"--output of a plot of kind {kind} must end in {' or '.join(suffixes)}, got '{file}'")
-    options = _options(kind, {"window": (PlotKind.CURVE, window), "prompts": (PlotKind.TOKENS, prompts)})
+    if prompts and kind is not PlotKind.TOKENS:
+        raise UsageError(f"--prompts is for plots of kind {PlotKind.TOKENS}, got kind {kind}; leave it out")
+    options = ["--prompts", str(prompts)] if prompts else []
     if reason := draw(MODULES[kind], str(local_run(source, runs)), str(file), *options):
         raise RunError(reason.removeprefix("omnidraft: "))
     print(file)
-
-
-def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> list[str]:
-    found: list[str] = []
-    for name, (of, value) in given.items():
-        if value is not None:
-            if of is not kind:
-                raise UsageError(f"--{name} is for plots of kind {of}, got kind {kind}; leave it out")
-            found += [f"--{name}", str(value)]
-    return found

