@@ -52,7 +52,7 @@ class PublishedVersion:
             ModelError: the version is gone, or holds no model.
             CorruptError: a file is not what was published.
         """
-        from pipeline.versions.plain_drafter import load_plain_drafter
+        from pipeline.versions.export import load_plain_drafter
 
         if self.uri is None:
             open_version(Path(self.reference))

@@ -61,29 +61,21 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        sides: labels of both versions.
-        numbers: their numbers in the registry, None for folders.
-        settings: settings that reproduce the comparison.
-        prompts: ids of the prompts.
-        metrics: metrics of both sides, by name.
-        passages: counts of both sides, by prompt.
-    """
-
-    sides: tuple[str, str]
-    numbers: tuple[int | None, int | None]
-    settings: dict[str, Any]
-    prompts: tuple[str, ...]
-    metrics: dict[str, PairedMetric]
-    passages: tuple[tuple[PassageCounts, ...], tuple[PassageCounts, ...]]
+    sides: tuple[str, str]  # labels of both versions
+    numbers: tuple[int | None, int | None]  # in the registry; None for folders
+    settings: dict[str, Any]  # that reproduce the comparison
+    prompts: tuple[str, ...]  # their ids
+    metrics: dict[str, PairedMetric]  # by name
+    passages: tuple[tuple[PassageCounts, ...], tuple[PassageCounts, ...]]  # of both sides, by prompt
 
     def to_json(self) -> dict[str, Any]:
         """Convert everything but the tokens to JSON values."""
         counts = [
-            {"prompt": prompt, "first": _counts(one), "second": _counts(other)}
-            for prompt, one, other in zip(self.prompts, *self.passages, strict=True)
+            {"prompt": prompt}
+            | {side: asdict(one) | {"tokens": len(one.tokens)} for side, one in (("first", first), ("second", second))}
+            for prompt, first, second in zip(self.prompts, *self.passages, strict=True)
         ]
         return {
             "sides": self.sides,
@@ -100,11 +92,6 @@ class Comparison:
         return {"prompts": float(len(self.prompts))} | {
             name: value for name, value in values.items() if value is not None
         }
-
-
-def _counts(passage: PassageCounts) -> dict[str, float]:
-    counts = asdict(passage)
-    return counts | {"tokens": len(passage.tokens)}
 
 
 def require_free(keys: Iterable[str], *, as_served: bool) -> None:

@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import locate
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.reports.terminal import new_folder, to_printable
-from pipeline.versions.plain_drafter import export_drafter
-from stages.engine.models.huggingface import read_licence
+from stages.engine.models.adapters import ADAPTER_FOLDER, merge_lora
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors, read_licence
 from store.errors import OmnidraftError
 from store.registry.registered_version import VersionDetails, find_lineage
 from store.registry.registry import fetch_version, list_versions, show_version
@@ -104,6 +105,29 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
     return into
 
 
+def load_plain_drafter(version: Path) -> tuple[Any, Any]:
+    """The drafter of a version's folder as a model and tokenizer of `transformers`, on the CPU and in the type that it
+    was saved in; an adapter that it was saved with is merged. The files must have been checked.
+    """
+    model, tokenizer = load_causal_model(str(version), "auto", "cpu"), load_tokenizer(str(version))
+    if (version / ADAPTER_FOLDER).is_dir():
+        model = merge_lora(model, str(version / ADAPTER_FOLDER))
+    return model, tokenizer
+
+
+def export_drafter(version: Path, into: Path, draft_length: int) -> int:
+    """Write the drafter of a checked version folder to another folder; return its number of parameters.
+
+    `draft_length`: pieces per draft for `transformers`, instead of its default of 20.
+    """
+    model, tokenizer = load_plain_drafter(version)
+    model.generation_config.update(num_assistant_tokens=draft_length, num_assistant_tokens_schedule="constant")
+    with raise_write_errors(into):
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _copy_own(version: Path, into: Path) -> None:
     into.mkdir()
     for file in (HEAD_FILE, NGRAM_FILE, MANIFEST):
@@ -121,23 +145,14 @@ def _read_licence(drafter: str, uri: str, scratch: Path) -> str | None:
 
 @dataclass(frozen=True)
 class VersionCard:
-    """The contents of a model card.
-
-    Attributes:
-        details: data of the registry on the version.
-        lineage: numbers from the version back to its baseline.
-        folder: name of the folder.
-        length: draft length in pieces.
-        parameters: number of parameters of the drafter.
-        licence: licence of the run's first drafter; None if its card names none.
-    """
+    """The contents of a model card."""
 
     details: VersionDetails
-    lineage: Sequence[int]
-    folder: str
-    length: int
-    parameters: int
-    licence: str | None
+    lineage: Sequence[int]  # numbers from the version back to its baseline
+    folder: str  # its name
+    length: int  # of drafts, in pieces
+    parameters: int  # of the drafter
+    licence: str | None  # of the run's first drafter; None if its card names none
 
     def to_markdown(self) -> str:
         """Return the whole card. Texts from the registry are in code or tables, each on one line."""

@@ -23,17 +23,10 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Side:
-    """One version with checked files.
+    """One version with checked files."""
 
-    Attributes:
-        label: shown in reports.
-        number: number in the registry; None for a folder.
-        folder: folder of its files.
-        manifest: its manifest.
-    """
-
-    label: str
-    number: int | None
+    label: str  # shown in reports
+    number: int | None  # in the registry; None for a folder
     folder: Path
     manifest: VersionManifest
 

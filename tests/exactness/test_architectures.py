@@ -13,7 +13,7 @@ from constants import NO_GATE
 from transformers import AutoModelForCausalLM
 
 from pipeline.assembly.models import load_models
-from pipeline.versions.plain_drafter import export_drafter
+from pipeline.versions.export import export_drafter
 from store.events import TokenDecision, Updated
 
 ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are run by hand

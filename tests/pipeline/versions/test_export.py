@@ -27,8 +27,7 @@ from pipeline.assembly.probe import PROMPTS, TOKENS, make_probe
 from pipeline.config.settings import Config
 from pipeline.models import catalog as zoo
 from pipeline.versions import export as exporting
-from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_version
-from pipeline.versions.plain_drafter import export_drafter
+from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_drafter, export_version
 from stages.engine.models.adapters import ADAPTER_FOLDER
 from stages.engine.models.huggingface import read_licence
 from store.errors import CorruptError, ModelError, UsageError
