@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -40,13 +39,6 @@ STANDARD_OUTPUT = Path("-")
 _HEADS = ("number", "aliases", "run/version", "probe", "tokens/s", "reason", "offset", "parent", "published (UTC)")
 
 
-class Format(StrEnum):
-    """How something is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 _ABOUT_VERSION = "A number of the list, or an alias such as champion."
 Version = Annotated[str, typer.Argument(metavar="N", help=_ABOUT_VERSION, show_default=False)]
 OptionalVersion = Annotated[str | None, typer.Argument(metavar="[N]", help=_ABOUT_VERSION, show_default=False)]
@@ -60,8 +52,6 @@ NameOption = Annotated[
         "--name", help="The registered model, one for each pair of target and drafter. [default: the only one]"
     ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON, as --format json.")]
 
 
 def store_of(mlflow_uri: str | None, runs: Path) -> str:
@@ -105,13 +95,12 @@ def show(
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
-    output: FormatOption = Format.TABLE,
-    as_json: AsJsonOption = False,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """List the published drafters, the newest first; of one, show its origin, its metrics and how to use it."""
     from store.registry.registry import list_versions, show_version
 
-    uri, as_json = store_of(mlflow_uri, runs), as_json or output is Format.JSON
+    uri = store_of(mlflow_uri, runs)
     if number is not None:
         name, chosen = _choose_version(uri, name, number)
         details = show_version(uri, name, chosen)

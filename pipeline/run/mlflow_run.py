@@ -1,6 +1,7 @@
 """What MLflow shows of a run beyond its log and its versions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.settings import Config
@@ -28,7 +29,7 @@ def describe_run(
     found = RunDescription.read(run_folder) if begun else None
     uri, targets = config.publish.mlflow_uri, TargetRouter.parse(config.targets, config.swaps).targets
     wanted = (
-        found.move_to(uri)
+        replace(found, uri=uri)
         if found
         else RunDescription.create(run_folder.resolve().name, _params(config, targets), datasets, targets, uri)
     )

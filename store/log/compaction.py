@@ -70,15 +70,6 @@ class Compaction:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """A joined part and its counts, written under temporary names."""
-
-    table: str
-    sources: tuple[Part, ...]
-    parts: Mapping[str, Part]  # by table: the joined part, and the counts if they are decisions
-
-
 def compact(
     run_folder: Path,
     *,
@@ -109,7 +100,7 @@ def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_ru
             removed = _remove_replaced(run_folder, before, grace)
             groups, damaged = _plan(run_folder, before, rows)
             for table, group in groups:
-                _commit_joined(run_folder, _join(run_folder, table, group, counted))
+                _commit_joined(run_folder, table, group, _join(run_folder, table, group, counted))
     except Timeout as error:
         raise RunError(
             f"the manifest of {run_folder} must be free within {LOCK_SECONDS:g} s, but another process holds "
@@ -160,15 +151,15 @@ def _is_too_large(group: Sequence[Part], rows: int) -> bool:
     return sum(part.rows for part in group) > rows or sum(part.bytes for part in group) > JOINED_BYTES
 
 
-def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int) -> _Joined:
-    """Write the joined part and its counts under temporary names."""
+def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int) -> dict[str, Part]:
+    """Write the joined part, and its counts if it has many decisions, under temporary names; return them by table."""
     rows = pa.concat_tables(read_part(run_folder, part) for part in sources).unify_dictionaries()
     first, last = sources[0].file.removesuffix(".parquet").split("-")[1], last_number(sources[-1].file)
     name = f"part-{first}-{last:06d}.parquet"
     made = {table: rows}
     if table == "decisions" and rows.num_rows >= counted:
         made |= count_decisions(rows)
-    return _Joined(table, sources, {one: _write(run_folder, one, name, of) for one, of in made.items()})
+    return {one: _write(run_folder, one, name, of) for one, of in made.items()}
 
 
 def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
@@ -187,23 +178,23 @@ def _write(run_folder: Path, table: str, name: str, rows: pa.Table) -> Part:
     return part_of(f"{table}/{name}", rows, content)
 
 
-def _commit_joined(run_folder: Path, joined: _Joined) -> None:
+def _commit_joined(run_folder: Path, joined: str, sources: tuple[Part, ...], made: Mapping[str, Part]) -> None:
     """Replace the sources by the joined part in the manifest. Its files are renamed under the manifest's lock."""
     folder = run_folder / MANIFEST.parent
 
     def replace_parts(manifest: Manifest) -> Manifest:
         tables = dict(manifest.tables)
-        tables[joined.table] = _replace_sources(tables[joined.table], joined.sources, joined.parts[joined.table])
-        names = {Path(part.file).name for part in joined.sources}
-        dropped = list(joined.sources)
-        for table in COUNTS if joined.table == "decisions" else ():
+        tables[joined] = _replace_sources(tables[joined], sources, made[joined])
+        names = {Path(part.file).name for part in sources}
+        dropped = list(sources)
+        for table in COUNTS if joined == "decisions" else ():
             kept = [part for part in tables[table] if Path(part.file).name not in names]
             dropped += [part for part in tables[table] if Path(part.file).name in names]
-            tables[table] = (*kept, *([joined.parts[table]] if table in joined.parts else []))
+            tables[table] = (*kept, *([made[table]] if table in made else []))
         for part in dropped:
             with suppress(FileNotFoundError):  # missing counts are not an error
                 os.utime(folder / part.file)  # the grace time begins
-        for table, part in joined.parts.items():
+        for table, part in made.items():
             final = folder / part.file
             os.replace(final.with_name(f"{_TEMPORARY}{final.name}"), final)
             sync_folder(folder / table)

@@ -26,7 +26,7 @@ from uuid import uuid4
 from filelock import FileLock
 
 from store.errors import CorruptError, OmnidraftError, RunError
-from store.files import json_bytes, keep_copy, write_whole
+from store.files import json_bytes, keep_copy, sync_folder, write_whole
 from store.log.schema import SCHEMA_VERSION, TABLES
 
 LOG = logging.getLogger("omnidraft.log")
@@ -182,6 +182,17 @@ def has_manifest(folder: Path) -> bool:
             "another folder with --run; the Parquet files below log/ are complete"
         )
     return False
+
+
+def create_log(folder: Path, name: str, kind: RunKind) -> Manifest:
+    """Create the empty log of a run or of a partition, on disk."""
+    for table in TABLES:
+        (folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
+    manifest = Manifest.empty(name, kind)
+    write_whole(folder / MANIFEST, manifest.to_json())
+    for made in (folder, folder.resolve().parent):
+        sync_folder(made)
+    return manifest
 
 
 def newest_manifest(folder: Path) -> Path:

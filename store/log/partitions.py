@@ -9,22 +9,22 @@ of the learner; `seq` counts within each log. A worker that died never writes ag
 prompts that it had not committed are decoded by another worker, in another partition.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from store.files import sync_folder, write_whole
+from store.files import sync_folder
 from store.log.manifest import (
-    MANIFEST,
     Manifest,
     Part,
     RunKind,
+    create_log,
     edit_manifest,
     folders_with_manifest,
     has_manifest,
     newest_manifest,
     read_manifest,
 )
-from store.log.schema import TABLES
 
 PARTITIONS = "partitions"
 LEARNER = "learner"
@@ -67,7 +67,11 @@ def named_parts(run_folder: Path, table: str) -> list[tuple[Path, Part]]:
 
 def committed_at(run_folder: Path) -> float:
     """Return the time of the last commit of any log of the run, in seconds since 1970; 0 if there is no log."""
-    return max(_modification_time(newest_manifest(folder)) for folder in log_folders(run_folder))
+    times = []
+    for folder in log_folders(run_folder):
+        with suppress(OSError):
+            times.append(newest_manifest(folder).stat().st_mtime)
+    return max(times, default=0.0)
 
 
 def worker_folder(run_folder: Path, number: int) -> Path:
@@ -85,12 +89,8 @@ def open_partition(run_folder: Path, name: str) -> Path:
     """Return the folder of a partition; create an empty log if it has none. Raises what `has_manifest` raises."""
     folder = partition_folder(run_folder, name)
     if not has_manifest(folder):
-        for table in TABLES:
-            (folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
-        kind = RunKind.LEARNER if name == LEARNER else RunKind.WORKER
-        write_whole(folder / MANIFEST, Manifest.empty(name, kind).to_json())
-        for made in (folder, folder.parent, run_folder):
-            sync_folder(made)
+        create_log(folder, name, RunKind.LEARNER if name == LEARNER else RunKind.WORKER)
+        sync_folder(run_folder)  # which `partitions` is new in
     return folder
 
 
@@ -99,10 +99,3 @@ def close_partition(folder: Path) -> Manifest:
     manifest.
     """
     return edit_manifest(folder, lambda manifest: replace(manifest, finished=True, checkpoint=None))
-
-
-def _modification_time(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -25,13 +25,14 @@ from typing_extensions import override
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.fault_points import fault_point
-from store.files import sync_file, sync_folder, write_whole
+from store.files import sync_file, sync_folder
 from store.log.checkpoint import remove_other_checkpoints, write_checkpoint
 from store.log.manifest import (
     MANIFEST,
     Checkpoint,
     Manifest,
     RunKind,
+    create_log,
     edit_manifest,
     has_manifest,
     replace_previous,
@@ -262,13 +263,7 @@ class _LogFiles:
     def _begin(self) -> Manifest:
         """Create a new log, or open the unfinished one and remove what was not committed."""
         if not has_manifest(self._run_folder):
-            for table in TABLES:
-                (self._run_folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
-            manifest = Manifest.empty(self._run_folder.resolve().name, self._kind)
-            write_whole(self._run_folder / MANIFEST, manifest.to_json())
-            for folder in (self._run_folder, self._run_folder.resolve().parent):
-                sync_folder(folder)
-            return manifest
+            return create_log(self._run_folder, self._run_folder.resolve().name, self._kind)
 
         def reopen(manifest: Manifest) -> Manifest:
             if manifest.finished:

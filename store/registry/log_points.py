@@ -48,11 +48,7 @@ class RowReader:
     def __init__(self) -> None:
         self._read: Counter[tuple[Path, str]] = Counter()  # rows, by log and table
 
-    def read(self, folder: Path, manifest: Manifest, table: str, kind: type[Row], most: int | None = None) -> list[Row]:
-        """Return the new rows of a log's table, without texts. `most`: rows of the table that count as committed."""
-        return list(self.follow(folder, manifest, table, kind, most=most))
-
-    def follow(
+    def read(
         self,
         folder: Path,
         manifest: Manifest,
@@ -62,7 +58,10 @@ class RowReader:
         most: int | None = None,
         until: float = math.inf,
     ) -> Iterator[Row]:
-        """Yield the new rows as `read` does, up to the first one that finished after `until`."""
+        """Yield the new rows of a log's table, without texts, up to the first one that finished after `until`.
+
+        `most`: rows of the table that count as committed.
+        """
         first, known = 0, {field.name for field in fields(kind)}
         for part in manifest.tables[table]:
             after = first + part.rows
@@ -113,7 +112,7 @@ class LogPoints:
         """Yield the points of what was committed since the last call. `ended`: the run will commit nothing more."""
         until = math.inf if ended else _common_end(logs)
         streams = (
-            self._rows.follow(folder, manifest, "prompts", PromptCompleted, until=until)
+            self._rows.read(folder, manifest, "prompts", PromptCompleted, until=until)
             for folder, manifest in logs.items()
         )
         for prompt in heapq.merge(*streams, key=attrgetter("finished")):

@@ -37,7 +37,6 @@ from store.registry.mlflow_client import (
 )
 from store.registry.mlflow_versions import (
     SENT,
-    LocalVersion,
     Publication,
     SentRun,
     SentVersion,
@@ -60,8 +59,6 @@ FILES = ("summary.json", "config.json", "acceptance.png", "tokens.html")  # of a
 LOCK = Path("log", ".mlflow.lock")
 LOCK_SECONDS = 120.0  # to wait for another process, such as one whose run was killed
 AT_ONCE = 1000  # points of one request, the most that MLflow takes
-# Okabe and Ito's colours, which colour-blind readers can tell apart; MLflow may give two runs the same colour.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _NOTE = "mlflow.note.content"  # the tag that pages show as a run's description
 
 
@@ -131,8 +128,8 @@ def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDes
         run = _create_run(client, experiment, description)
     sent = {run.data.tags[IDENTITY]: SentVersion.parse(run) for run in mine if run not in runs}
     versions = {int(identity.rpartition("/v")[2]): one for identity, one in sent.items() if one}
-    color, base = run.data.tags["mlflow.runColor"], _find_base(client, description.params.get("drafter", ""))
-    found = SentRun(experiment, run.info.run_id, color, description, base, versions)
+    base = _find_base(client, description.params.get("drafter", ""))
+    found = SentRun(experiment, run.info.run_id, description, base, versions)
     return _Replica(client, folder, found, Counts(**json.loads(run.data.tags[SENT])), run.info.status)
 
 
@@ -175,7 +172,7 @@ class _Replica:
     def _send_versions(self, logs: Logs, committed: Mapping[str, int], run: SentRun) -> tuple[int, tuple[str, ...]]:
         for folder, manifest in logs.items():
             most = committed.get(str(folder.relative_to(self._folder)))
-            for event in self._rows.read(folder, manifest, "versions", VersionPublished, most):
+            for event in self._rows.read(folder, manifest, "versions", VersionPublished, most=most):
                 self._events[event.version] = event
         sent, refused = 0, list[str]()
         for number, event in sorted(self._events.items()):
@@ -195,9 +192,12 @@ class _Replica:
         manifest, changes = open_version(folder), None
         with suppress(CorruptError):  # of the parent, without which it is not known
             changes = list_changes(manifest, read_version(self._folder / parent.folder)) if parent else ()
-        version, values = LocalVersion(event, folder, manifest, changes), self._curves.describe_version(event)
-        self._log(run.run_id, [Point(key, value, event.offset, version.made_at) for key, value in values.items()])
-        return Publication(self._client, run, version).send()  # last, since what was sent is not sent again
+        publication, values = (
+            Publication(self._client, run, event, folder, manifest, changes),
+            self._curves.describe_version(event),
+        )
+        self._log(run.run_id, [Point(key, value, event.offset, publication.ended) for key, value in values.items()])
+        return publication.send()  # last, since what was sent is not sent again
 
     def _send_points(self, run_id: str, logs: Logs, *, ended: bool) -> int:
         if self._status == "FINISHED" and self._points.counts == _count_rows(logs):
@@ -248,7 +248,6 @@ def _create_run(client: "MlflowClient", experiment: str, description: RunDescrip
     tags = {"kind": "replay", _NOTE: run_note(description.name, datasets), IDENTITY: description.identity}
     tags |= {"mlflow.source.name": "omnidraft replay", "mlflow.source.type": "LOCAL"}
     tags |= {key: params[key] for key in ("target", "drafter") if key in params}  # pages filter runs by tags
-    tags["mlflow.runColor"] = _free_color(client, experiment)
     run: Run = find_or_create(
         lambda: find_runs(client, experiment, description.identity),
         lambda: client.create_run(experiment, description.began, tags, description.name),
@@ -285,10 +284,3 @@ def _experiment_id(client: "MlflowClient", uri: str) -> str:
         return str(found.experiment_id)
     path = local_database(uri)
     return str(client.create_experiment(EXPERIMENT, (path.parent / ARTIFACTS).as_uri() if path else None))
-
-
-def _free_color(client: "MlflowClient", experiment: str) -> str:
-    """A colour that the latest replays do not have."""
-    latest = client.search_runs([experiment], "tags.kind = 'replay'", max_results=len(_COLORS) - 1)
-    taken = {run.data.tags.get("mlflow.runColor") for run in latest}
-    return next(color for color in _COLORS if color not in taken)

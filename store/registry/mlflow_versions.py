@@ -75,49 +75,47 @@ class SentRun:
 
     experiment: str
     run_id: str
-    color: str
     description: RunDescription
     base: SentVersion | None  # the registered version that the run starts from
     versions: dict[int, SentVersion]  # by their numbers within the run
 
 
-@dataclass(frozen=True, slots=True)
-class LocalVersion:
-    """A version in the run's folder."""
-
-    event: VersionPublished
-    folder: Path
-    manifest: VersionManifest
-    changes: Sequence[str] | None  # since its parent, as of `list_changes`; None if not known
-
-    @property
-    def made_at(self) -> int:
-        """When it was published, in milliseconds since 1970."""
-        return int(datetime.fromisoformat(self.manifest["created_at"]).timestamp() * 1000)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the version, those first that pages compare first."""
-        known: Mapping[str, float | None] = {
-            **self.manifest["metrics"],
-            "acceptance": self.event.acceptance,
-            "version/cache_entries": self.event.cache_entries,
-        }
-        ordered = {key: known.get(key) for key in (*_FIRST, *known)}
-        return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
-
-
 class Publication:
-    """Sends one version to MLflow. `run`: its run, which is there already."""
+    """Sends one version of a run to MLflow.
 
-    def __init__(self, client: "MlflowClient", run: SentRun, version: LocalVersion) -> None:
-        self._client, self._run, self._version, self._made = client, run, version, version.event
-        self._model = version.manifest["name"]
-        self._identity = f"{run.description.identity}/v{self._made.version}"
-        self._name = f"{run.description.name} v{self._made.version}"
-        self._parent = self._find_parent()
-        self._ended = version.made_at
-        self._lineage = self._describe_lineage()
+    Args:
+        client: of the store.
+        run: its run, which is there already.
+        made: its event.
+        folder: of its files, with `manifest`.
+        changes: since its parent, as of `list_changes`; None if not known.
+    """
+
+    def __init__(
+        self,
+        client: "MlflowClient",
+        run: SentRun,
+        made: VersionPublished,
+        folder: Path,
+        manifest: VersionManifest,
+        changes: Sequence[str] | None,
+    ) -> None:
+        self._client, self._run, self._made, self._folder = client, run, made, folder
+        self._model = manifest["name"]
+        self._identity = f"{run.description.identity}/v{made.version}"
+        self._name = f"{run.description.name} v{made.version}"
+        self._metrics = _order_metrics(made, manifest)
+        self.ended = int(datetime.fromisoformat(manifest["created_at"]).timestamp() * 1000)  # milliseconds since 1970
+        self._parent = parent = self._find_parent()
+        self._lineage = Lineage(
+            run.description.name,
+            drafter_of_name(manifest["drafter"]),
+            parent.number if parent and parent.name == self._model else None,
+            None if made.parent is None else min(parent.next if parent else 0, made.offset),
+            changes,
+            manifest["drift"],
+            ", ".join(name for name, _ in run.description.datasets),
+        )
 
     def send(self) -> SentVersion:
         """Create everything in MLflow that does not exist yet."""
@@ -128,8 +126,8 @@ class Publication:
         self._note_output(self._run.run_id, model_id)  # shown in its row of the runs table
         self._move_alias(number)
         after = self._made.offset + (self._made.parent is not None)  # the first version is published before its offset
-        sent = SentVersion(model_id, number, self._model, run_id, after, self._made.target, self._ended)
-        self._client.set_terminated(run_id, end_time=self._ended)
+        sent = SentVersion(model_id, number, self._model, run_id, after, self._made.target, self.ended)
+        self._client.set_terminated(run_id, end_time=self.ended)
         self._client.set_tag(run_id, SENT, json.dumps(asdict(sent)))
         return sent
 
@@ -141,19 +139,6 @@ class Publication:
                     return sent
         return self._run.base
 
-    def _describe_lineage(self) -> Lineage:
-        made, manifest, parent = self._made, self._version.manifest, self._parent
-        first = None if made.parent is None else min(parent.next if parent else 0, made.offset)
-        return Lineage(
-            self._run.description.name,
-            drafter_of_name(manifest["drafter"]),
-            parent.number if parent and parent.name == self._model else None,
-            first,
-            self._version.changes,
-            manifest["drift"],
-            ", ".join(name for name, _ in self._run.description.datasets),
-        )
-
     def _create_run(self) -> str:
         from mlflow.entities import LoggedModelInput, Param
 
@@ -162,13 +147,12 @@ class Publication:
             IDENTITY: self._identity,
             "kind": "version",
             "mlflow.parentRunId": run.run_id,
-            "mlflow.runColor": run.color,
             "mlflow.note.content": version_note(made, self._lineage),
         }
         began = self._parent.ended if self._parent and self._parent.ended else run.description.began
         found: Run = find_or_create(
             lambda: find_runs(self._client, run.experiment, self._identity),
-            lambda: self._client.create_run(run.experiment, min(began, self._ended), tags, self._name),
+            lambda: self._client.create_run(run.experiment, min(began, self.ended), tags, self._name),
             lambda other: self._client.delete_run(other.info.run_id),
         )
         run_id = str(found.info.run_id)
@@ -191,7 +175,7 @@ class Publication:
         )
         self._note_output(run_id, model.model_id)
         if str(model.status) != "READY":
-            self._client.log_model_artifacts(model.model_id, str(self._version.folder))
+            self._client.log_model_artifacts(model.model_id, str(self._folder))
             self._client.finalize_logged_model(model.model_id, "READY")
         return str(model.model_id)
 
@@ -212,8 +196,8 @@ class Publication:
         description = self._run.description
         stream, probe = stream_of(description), dataset("probe", description.params.get("probe", ""))
         metrics = [
-            Metric(metric_key(key), value, self._ended, self._made.offset, model_id, of.name, of.digest, run_id)
-            for key, value in self._version.metrics.items()
+            Metric(metric_key(key), value, self.ended, self._made.offset, model_id, of.name, of.digest, run_id)
+            for key, value in self._metrics.items()
             for of in [probe if key.startswith(PROBE) else stream]
         ]
         self._client.log_batch(run_id, metrics=metrics)
@@ -226,8 +210,8 @@ class Publication:
         if not client.search_registered_models(f"name = '{self._model}'"):
             pair = {KIND: "drafter", "target": self._made.target, "drafter": self._lineage.drafter}
             client.create_registered_model(self._model, pair, MODEL_NOTE)
-        manifest = digest_of(self._version.folder / MANIFEST)
-        tags = tags_of(self._made, self._lineage, self._version.metrics, manifest)
+        manifest = digest_of(self._folder / MANIFEST)
+        tags = tags_of(self._made, self._lineage, self._metrics, manifest)
         note = version_note(self._made, self._lineage)
         version: ModelVersion = find_or_create(
             lambda: find_versions(client, self._model, [run_id]),
@@ -252,6 +236,14 @@ class Publication:
         learned = self._made.drafter_version or self._made.head_version
         if newest_of_run and (free or (learned and number > int(aliases[CANDIDATE]))):
             self._client.set_registered_model_alias(self._model, CANDIDATE, str(number))
+
+
+def _order_metrics(made: VersionPublished, manifest: VersionManifest) -> dict[str, float]:
+    """Return the metrics of a version, those first that pages compare first."""
+    more = {"acceptance": made.acceptance, "version/cache_entries": made.cache_entries}
+    known: Mapping[str, float | None] = {**manifest["metrics"], **more}
+    ordered = {key: known.get(key) for key in (*_FIRST, *known)}
+    return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
 
 
 def remove_duplicates(client: "MlflowClient", run: SentRun) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from store.errors import CorruptError, ModelError
 from store.events import VersionPublished
@@ -16,6 +16,7 @@ from store.registry.version_folder import MANIFEST, VersionManifest
 Number = TypeVar("Number", int, float)
 HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
 _PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
+_ESTIMATED = {"probe": "acceptance", "tokens_per_second": "tokens_per_second"}  # tags, and the probe's metrics in them
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
     "Drafters that omnidraft trained online on a stream of prompts: weights, tokenizer, head and n-gram cache.\n\n"
@@ -187,27 +188,17 @@ def from_tags(
 ) -> RegisteredVersion:
     """Build a version from the tags that `tags_of` writes. `created_ms`: milliseconds since the epoch."""
     tags = tag_values(tags)
+    texts: dict[str, Any] = {key: tags.get(key) for key in ("run", "reason", "digest", "target", "drafter")}
+    counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "cache_entries", "drift")}
+    rates = {key: _number(tags, key, float) for key in ("acceptance", *_ESTIMATED)}
+    intervals = {f"{key}_interval": _interval(tags, key) for key in _ESTIMATED}
     return RegisteredVersion(
         name=name,
         number=number,
-        run=tags.get("run"),
-        version=_number(tags, "version", int),
-        parent=_number(tags, "parent", int),
-        offset=_number(tags, "offset", int),
-        reason=tags.get("reason"),
-        acceptance=_number(tags, "acceptance", float),
-        cache_entries=_number(tags, "cache_entries", int),
-        digest=tags.get("digest"),
         aliases=tuple(sorted(aliases)),
         created_at=datetime.fromtimestamp(created_ms / 1000, tz=UTC),
         learned=_span(tags.get("learned", "")),
-        drift=_number(tags, "drift", int),
-        probe=_number(tags, "probe", float),
-        target=tags.get("target"),
-        drafter=tags.get("drafter"),
-        probe_interval=_interval(tags, "probe"),
-        tokens_per_second=_number(tags, "tokens_per_second", float),
-        tokens_per_second_interval=_interval(tags, "tokens_per_second"),
+        **(texts | counts | rates | intervals),
     )
 
 
@@ -263,7 +254,7 @@ def tags_of(
         "digest": event.digest,
         "manifest": manifest,
     }
-    for key, name in (("probe", "acceptance"), ("tokens_per_second", "tokens_per_second")):
+    for key, name in _ESTIMATED.items():
         hidden |= {f"{key}_{end}": metrics.get(f"probe/{name}_{end}") for end in ("low", "high")}
     tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
     return {key: str(value) for key, value in tags.items() if value is not None}

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -56,9 +56,6 @@ class RunDescription:
 
     def write(self, run_folder: Path) -> None:
         write_whole(run_folder / FILE, json_bytes(asdict(self)))
-
-    def move_to(self, uri: str | None) -> Self:
-        return replace(self, uri=uri)
 
 
 def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:

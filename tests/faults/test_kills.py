@@ -1,9 +1,10 @@
-"""A run that is killed at any point and resumed ends with the same rows as an uninterrupted one."""
+"""A run that is killed at any point and resumed ends with the same rows as an uninterrupted one.
 
-import random
+Kills at random instants are in `test_many_kills.py`.
+"""
+
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from faulty_runs import (
     Stream,
     World,
     checkpoints,
-    complete_run,
     differences,
     rejected_of,
     resume_run,
@@ -25,7 +25,6 @@ from store.log.compaction import compact
 from store.log.manifest import read_manifest
 
 PLACES = ("commit: inside the checkpoint", "commit: before the manifest", "commit: after the manifest")
-EARLY, APART = 1.0, 0.7  # longest seconds from the start to an early kill, and from a commit to any other
 # A compaction runs while a resumed run removes what was not committed.
 COMPACTING = """
 import threading
@@ -53,43 +52,10 @@ for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
 """
 
 
-def is_finished(run: Path) -> bool:
-    return checkpoints(run) > 1 << 32
-
-
 def next_life(stream: Stream, run: Path, world: World) -> Life:
     """Start the run, or resume it if it was started before."""
     begun = (run / "config.json").exists()
     return Life(world, ["replay", "--resume", run] if begun else stream.begin(run))
-
-
-def kill_at_random(life: Life, run: Path, chance: random.Random) -> bool:
-    """Kill a process at a random instant of its first second or after its first commit.
-
-    Returns whether it was still running.
-    """
-    if chance.random() < 0.2:
-        time.sleep(chance.uniform(0, EARLY))
-    else:
-        before = checkpoints(run)
-        life.wait_until(lambda: checkpoints(run) > before)
-        time.sleep(chance.uniform(0, APART))
-    life.send(signal.SIGKILL)
-    return life.end().status == -signal.SIGKILL
-
-
-def sweep_kills(stream: Stream, folder: Path, kills: int, seed: int) -> list[Path]:
-    """Finish runs that are killed so many times in all. Returns them."""
-    chance, runs = random.Random(seed), [folder / "run-0"]
-    while kills or not is_finished(runs[-1]):
-        if is_finished(runs[-1]):
-            runs.append(folder / f"run-{len(runs)}")
-        life = next_life(stream, runs[-1], World(folder / "world"))
-        if kills:
-            kills -= kill_at_random(life, runs[-1], chance)
-        ended = life.end()
-        assert ended.status in (0, -signal.SIGKILL), ended.err
-    return runs
 
 
 def assert_same(run: Path, whole: Path) -> None:
@@ -97,7 +63,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert strays(run) == set()
 
 
-def test_the_stream_contains_everything_that_a_run_could_lose(whole: Path):
+def test_the_stream_contains_everything_that_a_run_could_lose_and_leaves_no_stray_file(whole: Path):
     assert [row for row in rows_of(whole, "drifts") if row["action"] == "recall"]
     assert rows_of(whole, "recalls")
     served = [row for row in rows_of(whole, "updates") if row["part"] == "drafter" and row["served"]]
@@ -109,29 +75,7 @@ def test_the_stream_contains_everything_that_a_run_could_lose(whole: Path):
     assert {row["drafter"] for row in rows_of(whole, "blocks")} == {"model", "lookup", "memory"}
     assert {row["drafted"] > 0 for row in rows_of(whole, "blocks") if row["drafter"] == "model"} == {True, False}
     assert len(rejected_of(whole)) == 4
-
-
-def test_an_uninterrupted_run_leaves_no_stray_file(whole: Path):
     assert strays(whole) == set()
-
-
-@pytest.mark.slow
-def test_two_uninterrupted_runs_are_the_same(stream: Stream, whole: Path, tmp_path: Path):
-    assert_same(complete_run(stream, tmp_path / "world", tmp_path / "run"), whole)
-
-
-@pytest.mark.sweep
-def test_kills_at_random_instants_change_nothing(stream: Stream, whole: Path, tmp_path: Path):
-    for run in sweep_kills(stream, tmp_path, kills=8, seed=1):
-        assert_same(run, whole)
-
-
-@pytest.mark.sweep
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hundred_kills_at_random_instants_change_nothing(stream: Stream, whole: Path, tmp_path: Path, seed: int):
-    for run in sweep_kills(stream, tmp_path, kills=10, seed=100 + seed):
-        assert_same(run, whole)
 
 
 @pytest.mark.representatives(1)

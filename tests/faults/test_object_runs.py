@@ -107,26 +107,6 @@ def test_a_kill_inside_a_commit_loses_only_what_followed_the_previous_commit(
 
 
 @pytest.mark.sweep
-def test_kills_at_any_instant_change_nothing(
-    stream: Stream,
-    whole: Path,
-    machines: Machines,
-    objects: ObjectServer,
-    place: str,
-    tmp_path: Path,
-):
-    done = 0
-    for words in (stream.begin(place), ["replay", "--resume", place], ["replay", "--resume", place]):
-        life = machines.life(words)
-        assert life.wait_until(lambda seen=done: prompts(objects, place) >= seen + 4), life.errors()
-        life.send(signal.SIGKILL)
-        assert life.end().status == -signal.SIGKILL
-        done = prompts(objects, place)
-    machines.resume_elsewhere(place).assert_clear(0)
-    assert_same(place, whole, tmp_path)
-
-
-@pytest.mark.sweep
 def test_the_earlier_of_two_writing_machines_ends_with_an_error(
     stream: Stream,
     whole: Path,

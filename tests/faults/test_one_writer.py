@@ -39,16 +39,6 @@ def test_a_second_process_is_refused_with_an_error_that_names_the_first(
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_killed_process_is_taken_over(writing: Life, tmp_path: Path):
-    run = tmp_path / "run"
-    writing.send(signal.SIGKILL)
-    writing.end()
-    assert (run / OWNER).exists(), "a killed process removes nothing"
-    Life(World(tmp_path / "second"), ["replay", "--resume", run]).end().assert_clear(0)
-    assert not (run / OWNER).exists()
-
-
-@pytest.mark.slow
 def test_a_free_lock_is_taken_over_though_a_process_with_its_owners_number_runs(writing: Life, tmp_path: Path):
     """The lock of the operating system decides, not the recorded owner."""
     run = shutil.copytree(tmp_path / "run", tmp_path / "copy")

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_runs import Ended, Life, Stream, World, differences, resume_run
+from faulty_runs import Ended, Life, Stream, World, resume_run
 from safetensors.torch import load_file, save_file
 from tiny_pair import TinyPair
 
-from store.log.lock import LOCK
 from store.log.manifest import MANIFEST, PREVIOUS, read_manifest
 
 
@@ -46,7 +45,7 @@ def everything_in(run: Path) -> dict[str, bytes | bool]:
 
 
 @pytest.mark.representatives(1)
-@pytest.mark.parametrize("words", [["replay", "--resume"], ["serve", "--port", "0", "--resume"], ["replay", "--run"]])
+@pytest.mark.parametrize("words", [["serve", "--port", "0", "--resume"], ["replay", "--run"]])
 def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path, words: list[str]):
     for name in (MANIFEST, PREVIOUS):
         (run / name).unlink()
@@ -56,31 +55,6 @@ def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path,
         1, f"{run / MANIFEST} must be there", "Restore the manifest", "--run"
     )
     assert everything_in(run) == before
-
-
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("command", ["replay", "serve"])
-def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: str):
-    """The partition of a learner in its own process, or of one of several workers."""
-    partition = run / "partitions" / "learner"
-    shutil.copytree(run / "log", partition / "log")
-    for name in (MANIFEST, PREVIOUS):
-        (partition / name).unlink()
-    before = everything_in(run)
-    type_command(tmp_path, command, "--resume", run).assert_clear(1, f"{partition / MANIFEST} must be there")
-    assert everything_in(run) == before
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_manifest_is_resumed(run: Path, whole: Path, tmp_path: Path):
-    """Only the settings and lock files are there, so nothing can be lost."""
-    for path in run.iterdir():
-        if path.name != "config.json":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (run / MANIFEST.parent / "decisions").mkdir(parents=True)
-    (run / MANIFEST.parent / f".{MANIFEST.name}.tmp").write_text("{", encoding="ascii")
-    (run / LOCK).touch()
-    assert differences(resume_run(run, tmp_path / "world"), whole) == []
 
 
 @pytest.mark.parametrize(
@@ -146,27 +120,6 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
     type_command(tmp_path, "replay", "--resume", run).assert_clear(0)
     last = max(part.last_offset for part in read_manifest(run).tables["prompts"])
     assert last == 32
-
-
-@pytest.mark.representatives(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["targets", "drafter"])
-def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path: Path, which: str):
-    """The same name holds another model: the target in place of the drafter, or the drafter in place of the target."""
-    pair = {"targets": tiny_pair.target, "drafter": tiny_pair.drafter}
-    other = {"targets": tiny_pair.drafter, "drafter": tiny_pair.target}
-    before = read_manifest(run)
-    parked = tmp_path / "parked"
-    shutil.move(pair[which], parked)
-    try:
-        shutil.copytree(other[which], pair[which])
-        type_command(tmp_path, "replay", "--resume", run).assert_clear(
-            2, "must resume with the models that it began with"
-        )
-    finally:
-        shutil.rmtree(pair[which])
-        shutil.move(parked, pair[which])
-    assert read_manifest(run) == before
 
 
 @pytest.mark.representatives(1)

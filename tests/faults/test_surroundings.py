@@ -2,11 +2,7 @@
 
 import shutil
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -43,44 +39,6 @@ def test_a_clock_that_jumps_back_changes_nothing(stream: Stream, whole: Path, tm
     Life(World(tmp_path / "world", before=JUMPING_CLOCK), stream.begin(run)).end().assert_clear(0)
     assert differences(run, whole) == []
     assert strays(run) == set()
-
-
-class _Broken(BaseHTTPRequestHandler):
-    """Answers every request with status 500."""
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(500)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_POST = do_PUT = do_PATCH = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
-
-@contextmanager
-def broken_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Broken)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.mark.slow
-def test_an_mlflow_server_that_is_broken_does_not_hold_up_a_run(stream: Stream, whole: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    with broken_server() as uri:
-        ended = Life(World(tmp_path / "world"), stream.begin(run, "--mlflow-uri", uri)).end()
-    ended.assert_clear(0, f"MLflow at {uri} did not take all of the run", f"omnidraft versions sync {run}")
-    assert ended.err.count("did not take") == 1
-    assert differences(run, whole) == []
 
 
 def contents_of(uri: str) -> dict[str, Any]:

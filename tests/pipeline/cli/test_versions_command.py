@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
 
 
 def test_the_list_is_for_programs_too(runs: Path):
-    newest, baseline = json.loads(output_of("versions", "--runs", str(runs), "--format", "json"))
+    newest, baseline = json.loads(output_of("versions", "--runs", str(runs), "--json"))
     assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.25, ["candidate"])
     assert (baseline["number"], baseline["parent"], baseline["acceptance"], baseline["aliases"]) == (1, None, None, [])
 
@@ -121,14 +122,14 @@ def test_show_prints_the_manifest_the_metrics_and_how_to_use_it(runs: Path):
 
 
 def test_show_is_for_programs_too(runs: Path):
-    details = json.loads(output_of("versions", "show", "2", "--runs", str(runs), "--format", "json"))
+    details = json.loads(output_of("versions", "show", "2", "--runs", str(runs), "--json"))
     assert details["manifest"]["digest"] == details["tags"]["digest"]
     assert details["metrics"]["mean_accepted_length"] == 2.5
 
 
 def test_a_model_that_was_never_published_has_no_versions(runs: Path):
     assert "no version yet" in output_of("versions", "--runs", str(runs), "--name", "other")
-    assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--format", "json")) == []
+    assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--json")) == []
 
 
 def test_an_error_names_what_to_try(runs: Path):
@@ -224,7 +225,7 @@ def test_sync_sends_what_is_missing_of_all_runs_or_of_some(tmp_path: Path):
         LittleRun(runs / name).publish()
     moved = LittleRun(runs / "wednesday")
     moved.publish()
-    moved.description.move_to(elsewhere).write(moved.folder)
+    replace(moved.description, uri=elsewhere).write(moved.folder)
     where = ("--runs", str(runs))
     assert output_of("versions", "sync", f"{runs}/monday", *where) == f"{runs}/monday: versions sent: 1, points: 0\n"
     assert json.loads(output_of("versions", "sync", "--json", *where)) == {

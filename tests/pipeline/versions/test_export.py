@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -24,15 +23,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.model_building import recipes
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import PROMPTS, TOKENS, make_probe
-from pipeline.config.settings import Config
-from pipeline.models import catalog as zoo
 from pipeline.versions import export as exporting
 from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_drafter, export_version
 from stages.engine.models.adapters import ADAPTER_FOLDER
 from stages.engine.models.huggingface import read_licence
 from store.errors import CorruptError, ModelError, UsageError
 from store.registry.registered_version import find_lineage
-from store.registry.registry import default_uri, list_versions, show_version
+from store.registry.registry import list_versions, show_version
 from store.registry.version_folder import digest_of, open_version
 
 MODEL = "omnidraft-drafter"
@@ -310,42 +307,3 @@ def test_the_licence_is_the_one_that_the_source_s_card_names(tmp_path: Path, car
     assert read_licence(str(tmp_path)) is None
     (tmp_path / "README.md").write_text(card)
     assert read_licence(str(tmp_path)) == licence
-
-
-@pytest.mark.sweep
-def test_a_learned_built_in_drafter_keeps_the_promise_in_transformers(tmp_path: Path):
-    """Two vocabularies, each text cut by the drafter's own tokenizer, as `transformers` cuts it before it drafts."""
-    everywhere = {"device": "cpu", "draft.costs": "estimated"}  # the same decisions on every machine
-    config = Config().with_overrides({"source.limit": 40, "sources": ("builtin:docs",), **everywhere})
-    run_replay(config, tmp_path / "runs" / "docs")
-    uri = default_uri(tmp_path / "runs")
-    newest = list_versions(uri)[0]
-    export_version(uri, newest.name, newest.number, tmp_path / "drafter")
-    promised = show_version(uri, newest.name, newest.number).metrics["probe/acceptance_docs"]
-    assert promised > show_version(uri, newest.name, 1).metrics["probe/acceptance_docs"], "nothing was learned"
-    loaded = [(zoo.path_of("target-12m"), torch.float32), (tmp_path / "drafter", torch.float32)]
-    target, drafter = (AutoModelForCausalLM.from_pretrained(folder, dtype=dtype) for folder, dtype in loaded)
-    words, pieces = (AutoTokenizer.from_pretrained(folder) for folder, _ in loaded)
-    drafting = {"assistant_model": drafter, "tokenizer": words, "assistant_tokenizer": pieces}
-    correct, places = 0, 0
-    with counting() as counts:
-        for kind, text in PROMPTS[::2]:
-            if kind == "docs":
-                ids = words(text)["input_ids"]
-                tokens = greedy(target, ids, TOKENS)
-                assert greedy(target, ids, TOKENS, **drafting) == tokens
-                predicted = find_predicted(drafter, pieces, words, ids, tokens)
-                correct, places = correct + sum(predicted), places + len(predicted)
-    assert correct / places == pytest.approx(promised, abs=0.12)
-    assert 0.5 * promised < counts.acceptance < 1.2 * promised  # it loses proposals between the vocabularies
-
-
-def find_predicted(drafter: Any, pieces: Any, words: Any, ids: list[int], tokens: list[int]) -> list[bool]:
-    """Return for each token whether the drafter's greedy text begins with the token's text."""
-    found = []
-    for place in range(len(tokens)):
-        before, after = (words.decode(ids + tokens[:end], skip_special_tokens=True) for end in (place, place + 1))
-        known = pieces(before)["input_ids"]
-        drafted = pieces.decode(known + greedy(drafter, known, 6), skip_special_tokens=True)
-        found.append(drafted[len(pieces.decode(known, skip_special_tokens=True)) :].startswith(after[len(before) :]))
-    return found

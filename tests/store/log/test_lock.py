@@ -1,7 +1,6 @@
 """Only one process at a time writes a run."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,14 +36,6 @@ def test_a_second_process_is_refused_with_the_number_and_host_of_the_first(tmp_p
     finally:
         first.kill()
         first.communicate()
-
-
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
-    first = start_holder(tmp_path)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    with RunLock(tmp_path), pytest.raises(RunError, match=f"process {os.getpid()}"):
-        RunLock(tmp_path).take()
 
 
 def test_whether_a_run_is_being_written_is_known_without_taking_its_lock(tmp_path: Path):

@@ -88,7 +88,6 @@ def test_the_run_is_finished_with_params_sources_summary_and_its_own_times(publi
     assert "final/ratio" not in run.data.metrics
     assert sorted(given.dataset.name for given in run.inputs.dataset_inputs) == ["code", "docs"]
     assert len(run.outputs.model_outputs) == 3
-    assert run.data.tags["mlflow.runColor"].startswith("#")
     assert "builtin:docs" in run.data.tags["mlflow.note.content"]
     assert (run.data.tags["target"], run.data.tags["drafter"]) == ("big", "builtin:drafter")
     artifacts = connect(published.uri).list_artifacts(run.info.run_id)
@@ -232,7 +231,7 @@ def test_a_folder_of_runs_may_have_any_name(tmp_path: Path, name: str, monkeypat
     check_files(default_uri(moved), moved / "run-a")
 
 
-def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(tmp_path: Path):
+def test_the_alias_is_the_newest_that_learned(tmp_path: Path):
     uri = new_store(tmp_path)
     publish_run(uri, tmp_path / "run-a", 3)
     unlearned = LittleRun(tmp_path / "run-b")
@@ -244,8 +243,6 @@ def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(tmp_
     assert (baseline.run, baseline.reason, baseline.aliases) == ("run-b", "baseline", ())
     assert (learned.run, learned.aliases) == ("run-a", ("candidate",))
     publish_run(uri, tmp_path / "run-c", 2)
-    colors = {find_run(uri, name).data.tags["mlflow.runColor"] for name in ("run-a", "run-b", "run-c")}
-    assert len(colors) == 3
     newest, *others = list_versions(uri)
     assert (newest.run, newest.number, newest.aliases) == ("run-c", others[0].number + 1, ("candidate",))
     assert {version.aliases for version in others} == {()}
