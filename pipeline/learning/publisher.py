@@ -1,8 +1,8 @@
 """Publishing: when the drafter, its head and its n-gram cache become a version, and where it is stored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,22 +167,36 @@ class FolderPublisher(Publisher):
         folder = self._run_folder / VERSIONS / f"{number:06d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it could commit
         self._write(folder)
-        acceptance = self._accepted / self._judged if self._judged else None
-        probed = self._probe_drafter(versions.drafter)
-        digest = seal(folder, self._manifest(number, parent, versions, entries, probed.metrics))
+        if self._probed is None or self._probed[0] != versions.drafter:
+            self._probed = versions.drafter, self._probe()
+        origin, probed, (drafter, head, cache) = self._origin, self._probed[1], astuple(versions)
+        manifest: ManifestFields = {
+            "name": origin.name,
+            "version": number,
+            "parent": parent,
+            "run": origin.run,
+            "offset": self._offset,
+            "target": origin.target,
+            "drafter": origin.drafter,
+            "pair": origin.pair,
+            "counters": {"drafter": drafter, "head": head, "cache": cache, "cache_entries": entries},
+            "created_at": self._now(),
+            "drift": self._drift,
+            "metrics": {"prompts": float(self._prompts), "judged": float(self._judged), **probed.metrics},
+        }
         event = VersionPublished(
             offset=self._offset,
             version=number,
-            target=self._origin.target,
+            target=origin.target,
             parent=parent,
             reason=reason,
-            drafter_version=versions.drafter,
-            head_version=versions.head,
-            cache_version=versions.cache,
+            drafter_version=drafter,
+            head_version=head,
+            cache_version=cache,
             cache_entries=entries,
-            acceptance=acceptance,
+            acceptance=self._accepted / self._judged if self._judged else None,
             folder=str(folder.relative_to(self._run_folder)),
-            digest=digest,
+            digest=seal(folder, manifest),
             **_of_probe(probed),
         )
         self._drift = None
@@ -190,35 +204,6 @@ class FolderPublisher(Publisher):
         self._published = versions
         self._prompts = self._judged = self._accepted = 0
         return event
-
-    def _probe_drafter(self, version: int) -> ProbeResult:
-        """Return what the probe measures, which changes with the drafter alone."""
-        if self._probed is None or self._probed[0] != version:
-            self._probed = version, self._probe()
-        return self._probed[1]
-
-    def _manifest(
-        self, number: int, parent: int | None, versions: Versions, entries: int, metrics: Mapping[str, float]
-    ) -> ManifestFields:
-        return {
-            "name": self._origin.name,
-            "version": number,
-            "parent": parent,
-            "run": self._origin.run,
-            "offset": self._offset,
-            "target": self._origin.target,
-            "drafter": self._origin.drafter,
-            "pair": self._origin.pair,
-            "counters": {
-                "drafter": versions.drafter,
-                "head": versions.head,
-                "cache": versions.cache,
-                "cache_entries": entries,
-            },
-            "created_at": self._now(),
-            "drift": self._drift,
-            "metrics": {"prompts": float(self._prompts), "judged": float(self._judged), **metrics},
-        }
 
 
 def _of_probe(probed: ProbeResult) -> dict[str, Any]:

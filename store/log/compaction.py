@@ -162,15 +162,6 @@ def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int)
     return {one: _write(run_folder, one, name, of) for one, of in made.items()}
 
 
-def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
-    """Count decisions into the tables of counts, with their columns and types; `seq` counts within the part."""
-    made = {}
-    for table, rows in roll_up(decisions).items():
-        schema = schema_of(table)
-        made[table] = rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
-    return made
-
-
 def _write(run_folder: Path, table: str, name: str, rows: pa.Table) -> Part:
     content = parquet_bytes(table, rows, SMALL_LEVEL)
     folder = run_folder / MANIFEST.parent / table
@@ -243,8 +234,8 @@ def _bytes(manifest: Manifest) -> int:
     return sum(part.bytes for parts in manifest.tables.values() for part in parts)
 
 
-def roll_up(decisions: pa.Table) -> dict[str, pa.Table]:
-    """Count decisions into the three tables, without `seq`; columns are in the order of the dataclasses."""
+def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
+    """Count decisions into the tables of counts, with their columns and types; `seq` counts within the part."""
     outcomes = pa.array([Outcome.ACCEPTED.value, Outcome.REJECTED.value])
     judged = decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), outcomes))
     return {
@@ -256,11 +247,12 @@ def roll_up(decisions: pa.Table) -> dict[str, pa.Table]:
 
 def _count_groups(decisions: pa.Table, table: str) -> pa.Table:
     """Return one row per combination of keys, in the order of first occurrence."""
-    measures = MEASURES[table]
+    measures, schema = MEASURES[table], schema_of(table)
     grouped = decisions.group_by(list(KEYS[table]), use_threads=False)
     counts = grouped.aggregate([([], "count_all"), *measures.values()])
     renamed = {f"{column}_{how}": name for name, (column, how) in measures.items()} | {"count_all": "decisions"}
-    return counts.rename_columns([renamed.get(name, name) for name in counts.schema.names])
+    rows = counts.rename_columns([renamed.get(name, name) for name in counts.schema.names])
+    return rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
 
 
 def _add_first_levels(decisions: pa.Table) -> pa.Table:

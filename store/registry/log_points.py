@@ -8,7 +8,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,15 +31,6 @@ class Point(NamedTuple):
     value: float
     step: int  # stream offset
     time: int  # milliseconds since 1970
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many rows of a run's log gave their points."""
-
-    prompts: int = 0
-    updates: int = 0
-    drifts: int = 0
 
 
 class RowReader:
@@ -88,21 +79,13 @@ class LogPoints:
     Args:
         began: when the run began, in milliseconds since 1970.
         targets: of the run.
-        sent: the rows whose points MLflow has. They are only read.
-
     """
 
-    def __init__(self, began: int, targets: Sequence[str], sent: Counts) -> None:
-        self._began, self._sent, self._curves = began, sent, Curves(targets)
+    def __init__(self, began: int, targets: Sequence[str]) -> None:
+        self._began, self._curves = began, Curves(targets)
         self._rows, self._times = RowReader(), dict[int, int]()  # times of prompts by offset
-        self._waiting: dict[str, deque[Updated | Drifted]] = {"updates": deque(), "drifts": deque()}
+        self._waiting: tuple[deque[Updated | Drifted], ...] = (deque(), deque())  # updates, and drifts
         self._last = began
-        self._read = Counter[str]()
-
-    @property
-    def counts(self) -> Counts:
-        tables = ("prompts", "updates", "drifts")
-        return Counts(*(max(self._read[table], getattr(self._sent, table)) for table in tables))
 
     @property
     def last_time(self) -> int:
@@ -118,11 +101,12 @@ class LogPoints:
         for prompt in heapq.merge(*streams, key=attrgetter("finished")):
             yield from self._add_prompt(prompt)
         for folder, manifest in logs.items():
-            self._waiting["updates"] += self._rows.read(folder, manifest, "updates", Updated)
-            self._waiting["drifts"] += self._rows.read(folder, manifest, "drifts", Drifted)
-        for table, events in self._waiting.items():
+            updates, drifts = self._waiting
+            updates.extend(self._rows.read(folder, manifest, "updates", Updated))
+            drifts.extend(self._rows.read(folder, manifest, "drifts", Drifted))
+        for events in self._waiting:
             while events and (ended or self._is_placed(events[0])):
-                yield from self._add_step(table, events.popleft())
+                yield from self._add_step(events.popleft())
 
     def _is_placed(self, event: Updated | Drifted) -> bool:
         """Return whether the prompt of an event was read; its time may be forgotten."""
@@ -134,18 +118,14 @@ class LogPoints:
         self._times[prompt.offset] = self._last = when
         if len(self._times) > _MOST_TIMES:
             self._times = dict(list(self._times.items())[_MOST_TIMES // 2 :])
-        self._read["prompts"] += 1
-        if self._read["prompts"] > self._sent.prompts:
-            for key, value in self._curves.measure_prompts(prompt.target).items():
-                yield Point(key, value, prompt.offset, when)
+        for key, value in self._curves.measure_prompts(prompt.target).items():
+            yield Point(key, value, prompt.offset, when)
 
-    def _add_step(self, table: str, event: Updated | Drifted) -> Iterator[Point]:
-        self._read[table] += 1
-        if self._read[table] > getattr(self._sent, table):
-            when = self._times.get(event.offset, self._last if not self._times else self._began)
-            for key, value in describe_step(event).items():
-                if math.isfinite(value):
-                    yield Point(key, value, event.offset, when)
+    def _add_step(self, event: Updated | Drifted) -> Iterator[Point]:
+        when = self._times.get(event.offset, self._last if not self._times else self._began)
+        for key, value in describe_step(event).items():
+            if math.isfinite(value):
+                yield Point(key, value, event.offset, when)
 
 
 def _common_end(logs: Logs) -> float:

@@ -9,8 +9,7 @@ The step of all metrics is the stream offset; docs/versions.md describes what ML
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from store.log.manifest import MANIFEST as LOG_MANIFEST
 from store.log.manifest import Manifest, read_manifest
 from store.log.partitions import LEARNER, log_folders, partition_folder
 from store.registry.curves import Curves
-from store.registry.log_points import Counts, LogPoints, Logs, Point, RowReader
+from store.registry.log_points import LogPoints, Logs, Point, RowReader
 from store.registry.mlflow_client import (
     IDENTITY,
     connect,
@@ -36,19 +35,15 @@ from store.registry.mlflow_client import (
     model_id_of,
 )
 from store.registry.mlflow_versions import (
-    SENT,
     Publication,
     SentRun,
     SentVersion,
     dataset,
     inputs,
-    remove_duplicates,
 )
 from store.registry.registered_version import Reference, metric_key, run_note
 from store.registry.relocation import ARTIFACTS
 from store.registry.run_description import RunDescription, numbers_of
-from store.registry.version_folder import list_changes, open_version
-from store.registry.version_folder import read_manifest as read_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -121,16 +116,18 @@ def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDes
     runs = [run for run in mine if run.data.tags[IDENTITY] == description.identity]
     active = [run for run in runs if run.info.lifecycle_stage == "active"]
     if runs and not active:
-        return _Replica(client, folder, None, Counts())
-    # A request that was sent twice makes two runs: the one that was used before is kept, or the older one.
-    run = min(active, key=lambda run: (SENT not in run.data.tags, run.info.start_time), default=None)
-    if run is None or SENT not in run.data.tags:
-        run = _create_run(client, experiment, description)
+        return _Replica(client, folder, None)
+    # A request that was sent twice makes two runs: the one that was used before is kept.
+    run = max(active, key=lambda run: len(run.data.metrics), default=None) or _create_run(
+        client, experiment, description
+    )
+    if run.info.status != "FINISHED":
+        _describe_run(client, run.info.run_id, description)
     sent = {run.data.tags[IDENTITY]: SentVersion.parse(run) for run in mine if run not in runs}
     versions = {int(identity.rpartition("/v")[2]): one for identity, one in sent.items() if one}
     base = _find_base(client, description.params.get("drafter", ""))
     found = SentRun(experiment, run.info.run_id, description, base, versions)
-    return _Replica(client, folder, found, Counts(**json.loads(run.data.tags[SENT])), run.info.status)
+    return _Replica(client, folder, found, run.info.status)
 
 
 class _Replica:
@@ -140,17 +137,14 @@ class _Replica:
         client: of the store.
         folder: the run's.
         run: None if somebody deleted it in MLflow: then nothing is sent.
-        counts: rows of the log whose points are there.
-        status: of the run in MLflow.
+        status: of the run in MLflow; once it is finished, MLflow has all points.
     """
 
-    def __init__(
-        self, client: "MlflowClient", folder: Path, run: SentRun | None, counts: Counts, status: str = ""
-    ) -> None:
+    def __init__(self, client: "MlflowClient", folder: Path, run: SentRun | None, status: str = "") -> None:
         self._client, self._folder, self._run, self._status = client, folder, run, status
         self._rows, self._events = RowReader(), dict[int, VersionPublished]()
         if run is not None:
-            self._points = LogPoints(run.description.began, run.description.targets, counts)
+            self._points = LogPoints(run.description.began, run.description.targets)
             self._curves = Curves(run.description.targets)
 
     def update(self, logs: Logs, committed: Mapping[str, int], *, finished: bool, stopped: bool) -> Sent:
@@ -161,7 +155,8 @@ class _Replica:
         if self._status != wanted == "RUNNING":
             self._client.update_run(self._run.run_id, status=wanted)
         versions, refused = self._send_versions(logs, committed, self._run)
-        points = self._send_points(self._run.run_id, logs, ended=finished)
+        complete = self._status == wanted == "FINISHED"
+        points = 0 if complete else self._send_points(self._run.run_id, logs, ended=finished)
         if self._status != wanted != "RUNNING":
             if finished:
                 self._finish(self._run)
@@ -188,26 +183,18 @@ class _Replica:
         return sent, tuple(refused)
 
     def _send_version(self, run: SentRun, event: VersionPublished) -> SentVersion:
-        folder, parent = self._folder / event.folder, self._events.get(-1 if event.parent is None else event.parent)
-        manifest, changes = open_version(folder), None
-        with suppress(CorruptError):  # of the parent, without which it is not known
-            changes = list_changes(manifest, read_version(self._folder / parent.folder)) if parent else ()
-        publication, values = (
-            Publication(self._client, run, event, folder, manifest, changes),
-            self._curves.describe_version(event),
-        )
+        parent = None if event.parent is None else self._events.get(event.parent)
+        trained = parent is None or parent.drafter_version != event.drafter_version
+        publication = Publication(self._client, run, event, self._folder / event.folder, trained=trained)
+        values = self._curves.describe_version(event)
         self._log(run.run_id, [Point(key, value, event.offset, publication.ended) for key, value in values.items()])
         return publication.send()  # last, since what was sent is not sent again
 
     def _send_points(self, run_id: str, logs: Logs, *, ended: bool) -> int:
-        if self._status == "FINISHED" and self._points.counts == _count_rows(logs):
-            return 0
-        points, total, before = self._points.read(logs, ended=ended), 0, self._points.counts
+        points, total = self._points.read(logs, ended=ended), 0
         while chunk := list(islice(points, AT_ONCE)):
             self._log(run_id, chunk)
             total += len(chunk)
-        if self._points.counts != before:
-            self._client.set_tag(run_id, SENT, json.dumps(asdict(self._points.counts)))
         return total
 
     def _log(self, run_id: str, points: Sequence[Point]) -> None:
@@ -218,7 +205,7 @@ class _Replica:
             self._client.log_batch(run_id, metrics=metrics)
 
     def _finish(self, run: SentRun) -> None:
-        """Add the summary and the files, and remove duplicates."""
+        """Add the summary and the files."""
         path = self._folder / FILES[0]
         summary = numbers_of(json.loads(path.read_bytes())) if path.is_file() else {}
         # "final/" makes a section of their own among the charts; step 0 makes a bar of each instead of a dot
@@ -226,38 +213,29 @@ class _Replica:
         for file in [self._folder / name for name in FILES]:
             if file.is_file():
                 self._client.log_artifact(run.run_id, str(file))
-        about = run.description
-        self._client.set_tag(run.run_id, _NOTE, run_note(about.name, about.datasets, summary))
-        remove_duplicates(self._client, run)
 
     def _ended(self, run: SentRun) -> int:
         """When the run ended, by its log: with its last prompt or its last version."""
         return max([self._points.last_time, *(one.ended for one in run.versions.values())])
 
 
-def _count_rows(logs: Logs) -> Counts:
-    tables = ("prompts", "updates", "drifts")
-    return Counts(*(sum(part.rows for log in logs.values() for part in log.tables[table]) for table in tables))
-
-
 def _create_run(client: "MlflowClient", experiment: str, description: RunDescription) -> "Run":
-    """Create the run, or complete the description of one that was begun."""
-    from mlflow.entities import Param
-
-    params, datasets = description.params, description.datasets
-    tags = {"kind": "replay", _NOTE: run_note(description.name, datasets), IDENTITY: description.identity}
+    params = description.params
+    tags = {"kind": "replay", IDENTITY: description.identity, _NOTE: run_note(description.name, description.datasets)}
     tags |= {"mlflow.source.name": "omnidraft replay", "mlflow.source.type": "LOCAL"}
     tags |= {key: params[key] for key in ("target", "drafter") if key in params}  # pages filter runs by tags
-    run: Run = find_or_create(
+    return find_or_create(
         lambda: find_runs(client, experiment, description.identity),
         lambda: client.create_run(experiment, description.began, tags, description.name),
         lambda other: client.delete_run(other.info.run_id),
     )
-    run_id = run.info.run_id
-    client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
-    client.log_inputs(run_id, datasets=inputs([dataset(*pair) for pair in datasets]))
-    client.set_tag(run_id, SENT, json.dumps(asdict(Counts())))
-    return client.get_run(run_id)
+
+
+def _describe_run(client: "MlflowClient", run_id: str, description: RunDescription) -> None:
+    from mlflow.entities import Param
+
+    client.log_batch(run_id, params=[Param(key, value) for key, value in description.params.items()])
+    client.log_inputs(run_id, datasets=inputs([dataset(*pair) for pair in description.datasets]))
 
 
 def _find_all(client: "MlflowClient", experiment: str, identity: str) -> list["Run"]:

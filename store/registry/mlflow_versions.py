@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,6 @@ from store.registry.mlflow_client import (
     find_models,
     find_or_create,
     find_runs,
-    versions_of,
 )
 from store.registry.registered_version import (
     MODEL_NOTE,
@@ -35,14 +34,14 @@ from store.registry.registered_version import (
     version_note,
 )
 from store.registry.run_description import RunDescription
-from store.registry.version_folder import MANIFEST, VersionManifest
+from store.registry.version_folder import MANIFEST, VersionManifest, open_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Dataset, DatasetInput, LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
 
-SENT = "mlflow.omnidraft.sent"  # tag: what is in MLflow of the version or of the run
+SENT = "mlflow.omnidraft.sent"  # tag: what is in MLflow of the version
 CANDIDATE = "candidate"  # alias of the newest version that learned something, or any where there is none
 LONGEST_NAME, LONGEST_SOURCE = 200, 10_000  # of a data set, in characters; MLflow allows 500 and 65535
 PROBE = "probe/"  # metrics of this section are measured on a fixed set of prompts, not on the stream
@@ -81,26 +80,21 @@ class SentRun:
 
 
 class Publication:
-    """Sends one version of a run to MLflow.
+    """Sends one version of a run to MLflow. Raises CorruptError if its files are not as they were sealed.
 
     Args:
         client: of the store.
         run: its run, which is there already.
         made: its event.
-        folder: of its files, with `manifest`.
-        changes: since its parent, as of `list_changes`; None if not known.
+        folder: of its files.
+        trained: whether the drafter itself differs from its parent.
     """
 
     def __init__(
-        self,
-        client: "MlflowClient",
-        run: SentRun,
-        made: VersionPublished,
-        folder: Path,
-        manifest: VersionManifest,
-        changes: Sequence[str] | None,
+        self, client: "MlflowClient", run: SentRun, made: VersionPublished, folder: Path, *, trained: bool
     ) -> None:
         self._client, self._run, self._made, self._folder = client, run, made, folder
+        manifest = open_version(folder)
         self._model = manifest["name"]
         self._identity = f"{run.description.identity}/v{made.version}"
         self._name = f"{run.description.name} v{made.version}"
@@ -112,7 +106,7 @@ class Publication:
             drafter_of_name(manifest["drafter"]),
             parent.number if parent and parent.name == self._model else None,
             None if made.parent is None else min(parent.next if parent else 0, made.offset),
-            changes,
+            trained,
             manifest["drift"],
             ", ".join(name for name, _ in run.description.datasets),
         )
@@ -214,7 +208,7 @@ class Publication:
         tags = tags_of(self._made, self._lineage, self._metrics, manifest)
         note = version_note(self._made, self._lineage)
         version: ModelVersion = find_or_create(
-            lambda: find_versions(client, self._model, [run_id]),
+            lambda: find_versions(client, self._model, run_id),
             lambda: client.create_model_version(
                 self._model, f"models:/{model_id}", run_id, tags=tags, description=note, model_id=model_id
             ),
@@ -246,28 +240,10 @@ def _order_metrics(made: VersionPublished, manifest: VersionManifest) -> dict[st
     return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
 
 
-def remove_duplicates(client: "MlflowClient", run: SentRun) -> None:
-    """Remove duplicates made by requests that arrived after they were given up."""
-    mine, sent = f"{run.description.identity}%", run.versions.values()
-    for model in {one.name for one in sent}:
-        mine_there = [one for one in sent if one.name == model]
-        for version in find_versions(client, model, [one.run_id for one in mine_there]):
-            if int(version.version) not in [one.number for one in mine_there]:
-                client.delete_model_version(model, version.version)
-    for logged in find_models(client, run.experiment, mine):
-        if logged.model_id not in [one.model_id for one in sent]:
-            client.delete_logged_model(logged.model_id)
-    for other in find_runs(client, run.experiment, mine):
-        if other.info.run_id not in [run.run_id, *(one.run_id for one in sent)]:
-            client.delete_run(other.info.run_id)
-
-
-def find_versions(client: "MlflowClient", model: str, runs: Collection[str]) -> list["ModelVersion"]:
-    """Find the registered versions of these runs, oldest first."""
-    if len(runs) == 1:
-        mine = f"name = '{model}' and run_id = '{next(iter(runs))}'"
-        return list(client.search_model_versions(mine, order_by=["version_number ASC"]))
-    return [version for version in versions_of(client, model) if version.run_id in runs]
+def find_versions(client: "MlflowClient", model: str, run_id: str) -> list["ModelVersion"]:
+    """Find the registered versions of a nested run, oldest first."""
+    mine = f"name = '{model}' and run_id = '{run_id}'"
+    return list(client.search_model_versions(mine, order_by=["version_number ASC"]))
 
 
 def stream_of(description: RunDescription) -> "Dataset":

@@ -58,7 +58,7 @@ class Lineage:
     drafter: str  # as it is named in the registered model, or as it was configured
     parent: int | None  # number in the registry
     first: int | None  # first stream offset since its parent; None for the drafter as it was loaded
-    changes: Sequence[str] | None  # what differs from its parent; None if not known
+    trained: bool  # whether the drafter itself differs from its parent
     drift: int | None
     datasets: str
 
@@ -249,7 +249,6 @@ def tags_of(
         "offset": event.offset,
         "reason": event.reason,
         "datasets": lineage.datasets,
-        "changes": ", ".join(lineage.changes or ()) or None,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
         "manifest": manifest,
@@ -260,52 +259,24 @@ def tags_of(
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def run_note(name: str, datasets: Sequence[Sequence[str]], summary: Mapping[str, float] | None = None) -> str:
-    """Return Markdown for the page of a run over these (name, source) pairs, with its metrics if given."""
+def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
+    """Return Markdown for the page of a run over these (name, source) pairs."""
     sources = ", then ".join(f"{dataset} (`{source}`)" for dataset, source in datasets)
     return (  # pages show about five lines of it
-        f"**{name}**: one replay of a stream of prompts: {sources or 'none'}.\n\n{_format_fifths(summary or {})}"
+        f"**{name}**: one replay of a stream of prompts: {sources or 'none'}.\n\n"
         "Curves are over the *stream offset*, the number of the prompt. The nested runs are the published drafters."
         " Among the artifacts, `acceptance.png` shows drifts and versions along the stream, `tokens.html` some"
         " completions token by token."
     )
 
 
-def _format_fifths(summary: Mapping[str, float]) -> str:
-    """Return a table of the first and last fifth of each dataset's prompts; empty if the summary has none."""
-    suffix = "/first_fifth_block_efficiency"
-    datasets = [key.removesuffix(suffix) for key in summary if key.endswith(suffix)]
-    rows = [
-        f"| {name} | {_format_change(summary, name, 'block_efficiency', 2)} | "
-        f"{_format_change(summary, name, 'acceptance_rate', 3)} |"
-        for name in datasets
-    ]
-    head = "| first to last fifth | tokens per target forward | acceptance of the drafter model |\n|---|---|---|\n"
-    return head + "\n".join(rows) + "\n\n" if rows else ""
-
-
-def _format_change(summary: Mapping[str, float], dataset: str, metric: str, digits: int) -> str:
-    """Format a metric of the first and of the last fifth; a dash where nothing was counted."""
-    values = (summary.get(f"{dataset}/{part}_fifth_{metric}") for part in ("first", "last"))
-    return " to ".join("–" if value is None else f"{value:.{digits}f}" for value in values)
-
-
 def version_note(made: VersionPublished, lineage: Lineage) -> str:
     """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
+    prompts = f"on prompts {lineage.first} to {made.offset}"
+    origin = f"trained {prompts}" if lineage.trained else f"not trained {prompts}"
     return (
         f"{made.reason} at prompt {made.offset}: {lineage.run}/{made.version} for {made.target}, "
-        f"{_describe_origin(made, lineage)}"
+        f"{'the drafter as it was loaded' if lineage.first is None else origin}"
         f"{'' if lineage.drift is None else f', the first since the drift at prompt {lineage.drift}'}"
         f", with {made.cache_entries} cached n-grams."
     )
-
-
-def _describe_origin(made: VersionPublished, lineage: Lineage) -> str:
-    if lineage.first is None:
-        return "the drafter as it was loaded"
-    prompts = f"prompts {lineage.first} to {made.offset}"
-    if lineage.changes is None:
-        return f"after {prompts}"
-    if "drafter" in lineage.changes:
-        return f"trained on {prompts}"
-    return f"not trained on {prompts}, which changed {' and '.join(lineage.changes) or 'nothing'}"

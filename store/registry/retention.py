@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from store.errors import ModelError, UsageError
+from store.errors import ModelError
 from store.registry.mlflow_client import delete_version, open_store, resolve
 from store.registry.mlflow_versions import CANDIDATE
 from store.registry.registered_version import Reference, RegisteredVersion, find_lineage
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 _FORMER = "former_champions"  # tag of the registered model: their numbers, the latest last
-_MOST_FORMER = 100
 
 
 def promote(uri: str, name: str, number: int) -> int | None:
@@ -58,10 +57,8 @@ def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
 
     Champion, candidate, the version that `rollback` would restore, all their ancestors and the newest `keep_last` stay,
     also if they become so during the deletion. The runs with the metrics of deleted versions stay, tagged `pruned`.
-    Raises UsageError without a store or for a negative number.
+    Raises UsageError without a store.
     """
-    if keep_last < 0:
-        raise UsageError(f"the number of versions to keep must be at least 0, got {keep_last}")
     with open_store(uri) as client:
         planned, gone = _not_needed(client, uri, name, keep_last), []
         for number in [] if dry_run else planned:
@@ -88,7 +85,7 @@ def _describe(champion: int | None) -> str:
 
 
 def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:
-    client.set_registered_model_tag(name, _FORMER, ", ".join(map(str, former[-_MOST_FORMER:])))
+    client.set_registered_model_tag(name, _FORMER, ", ".join(map(str, former)))
 
 
 def _still_there(former: Sequence[int], versions: Sequence[RegisteredVersion], champion: int | None) -> list[int]:

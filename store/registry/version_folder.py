@@ -25,12 +25,6 @@ from store.errors import CorruptError, UsageError
 from store.files import sync_file, sync_folder, write_whole
 
 MANIFEST = "manifest.json"
-_CONTENTS = {  # of files that are not the drafter
-    "head.safetensors": "head",
-    "ngrams.parquet": "n-grams",
-    "memory.safetensors": "memory",
-    "sums.safetensors": "sums for later updates",
-}
 MANIFEST_BYTES = 1 << 20  # maximum size; some hundred bytes per file are usual
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
 CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".h5", ".keras", ".zip"})
@@ -104,15 +98,6 @@ def open_version(folder: Path) -> VersionManifest:
 def digest_of(files: Mapping[str, str]) -> str:
     """Return the SHA-256 over the sorted names and hashes, one `hash name` line each."""
     return hashlib.sha256("".join(f"{files[name]} {name}\n" for name in sorted(files)).encode()).hexdigest()
-
-
-def list_changes(version: VersionManifest, parent: VersionManifest) -> tuple[str, ...]:
-    """Return what differs between a version and its parent: the drafter, or what is published with it."""
-    before, after = parent["files"], version["files"]
-    changed = {
-        _CONTENTS.get(name, "drafter") for name in before.keys() | after.keys() if before.get(name) != after.get(name)
-    }
-    return tuple(sorted(changed))
 
 
 def create_temporary_folder(into: Path) -> tempfile.TemporaryDirectory[str]:

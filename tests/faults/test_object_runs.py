@@ -10,7 +10,7 @@ import pytest
 from compiled_code import link_compiled
 from faulty_runs import Ended, Life, Stream, World, differences, rows_of, strays
 from mlflow import MlflowClient
-from object_serving import Door, ObjectServer
+from object_serving import ObjectServer
 from serving import mlflow_server
 
 from store.events import VersionPublished
@@ -19,7 +19,7 @@ from store.log.manifest import MANIFEST, read_manifest
 from store.object_store.index import Index
 from store.object_store.mirror import ObjectMirror
 from store.registry.curves import Curves
-from store.registry.log_points import Counts, LogPoints, RowReader
+from store.registry.log_points import LogPoints, RowReader
 from store.registry.registered_version import metric_key
 from store.registry.registry import list_versions
 from store.registry.run_description import RunDescription
@@ -107,42 +107,6 @@ def test_a_kill_inside_a_commit_loses_only_what_followed_the_previous_commit(
 
 
 @pytest.mark.sweep
-def test_the_earlier_of_two_writing_machines_ends_with_an_error(
-    stream: Stream,
-    whole: Path,
-    machines: Machines,
-    objects: ObjectServer,
-    place: str,
-    tmp_path: Path,
-):
-    life = machines.life(stream.begin(place))
-    assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
-    life.send(signal.SIGSTOP)
-    machines.resume_elsewhere(place).assert_clear(0)
-    life.send(signal.SIGCONT)
-    life.end().assert_clear(2, "must not be written by two processes", "wrote it since")
-    assert_same(place, whole, tmp_path)
-
-
-@pytest.mark.sweep
-def test_an_unreachable_store_ends_the_run_with_the_command_to_resume_it(
-    stream: Stream,
-    whole: Path,
-    machines: Machines,
-    objects: ObjectServer,
-    place: str,
-    tmp_path: Path,
-):
-    door = Door(objects.endpoint)
-    life = machines.life(stream.begin(place), AWS_ENDPOINT_URL=door.endpoint)
-    assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
-    door.shut()
-    life.end().assert_clear(1, f"omnidraft replay --resume {place}", "must be reachable")
-    machines.resume_elsewhere(place).assert_clear(0)
-    assert_same(place, whole, tmp_path)
-
-
-@pytest.mark.sweep
 def test_a_run_resumed_elsewhere_is_in_mlflow_once(
     stream: Stream,
     whole: Path,
@@ -171,7 +135,7 @@ def test_a_run_resumed_elsewhere_is_in_mlflow_once(
 def points_of(run: Path) -> Counter[tuple[str, float, int]]:
     """The points that follow from the log of a run, without those that depend on the clock."""
     logs, targets = {run: read_manifest(run)}, RunDescription.read(run).targets
-    found = [(key, value, step) for key, value, step, _ in LogPoints(0, targets, Counts()).read(logs, ended=True)]
+    found = [(key, value, step) for key, value, step, _ in LogPoints(0, targets).read(logs, ended=True)]
     for event in RowReader().read(run, logs[run], "versions", VersionPublished):
         found += [(key, value, event.offset) for key, value in Curves(targets).describe_version(event).items()]
     clocked = ("curve/tokens_per_second", "probe/tokens_per_second")

@@ -238,23 +238,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def test_many_children_are_started_by_many_threads():
-    answers: list[int] = []
-
-    def run(number: int) -> None:
-        child = Child(doubles.echo, name=f"echo-{number}")
-        child.send(number)
-        answers.append(child.receive(HANG_SECONDS))
-        child.close()
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(answers) == list(range(12))
-
-
 class Keeper:
     """Keeps a child and records what its functions are called with."""
 

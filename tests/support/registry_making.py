@@ -129,17 +129,12 @@ class LostError(Exception):
 
 @dataclass
 class Faults:
-    """An injected fault: the call of that number fails before or after it was carried out, or is carried out twice.
-
-    `late`: the name of a call, before which everything that creates something arrives once more.
-    """
+    """An injected fault: the call of that number fails before or after it was carried out, or is carried out twice."""
 
     at: int = 0
     how: str = "before"
     fail: Callable[[], None] = lambda: (_ for _ in ()).throw(LostError())
     calls: list[str] = field(default_factory=list)
-    late: str = ""
-    made: list[Callable[[], object]] = field(default_factory=list)  # the calls that create something
 
 
 class FaultyClient:
@@ -155,12 +150,6 @@ class FaultyClient:
     def _call(self, name: str, call: Callable[[], object]) -> object:
         faults = self._faults
         faults.calls.append(name)
-        if name.startswith("create_"):
-            faults.made.append(call)
-        if name == faults.late:
-            for again in faults.made:
-                with suppress(Exception):  # of what can be there only once
-                    again()
         hit = len(faults.calls) == faults.at
         if hit and faults.how == "before":
             faults.fail()

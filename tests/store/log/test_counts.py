@@ -17,7 +17,7 @@ from synthetic_runs import (
 from tree_making import NODES, make_tree
 
 from store.events import DraftSource, Translation
-from store.log.compaction import compact, roll_up
+from store.log.compaction import compact, count_decisions
 from store.log.manifest import part_path, read_manifest
 from store.log.parts import parquet_bytes
 from store.log.schema import COUNTS, to_table
@@ -56,8 +56,8 @@ def test_arrow_and_sql_give_the_same_counts(tmp_path, table):
     run = write_run(tmp_path / "run", varied_events())
     with LogReader([run]) as log:
         by_sql = log.select(f"SELECT * EXCLUDE (run, seq) FROM {table}")
-    counted = roll_up(to_table("decisions", 0, varied_events()))[table]
-    assert set(counted.schema.names) == {field.name for field in fields(COUNTS[table])}
+    counted = count_decisions(to_table("decisions", 0, varied_events()))[table]
+    assert set(counted.schema.names) == {"seq", *(field.name for field in fields(COUNTS[table]))}
     columns = by_sql.schema.names
     assert sorted(map(repr, by_sql.to_pylist())) == sorted(map(repr, counted.select(columns).to_pylist()))
 

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,12 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic_runs import change_manifest, decision, write_run
 
-from store import files as files_module
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptRejected
 from store.files import digest_of, write_whole
 from store.log import parts as parts_module
-from store.log.checkpoint import write_checkpoint
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.partitions import create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
@@ -145,15 +142,6 @@ def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
-def test_a_manifest_that_cannot_be_written_fails_its_commit(tmp_path, monkeypatch):
-    log = RunLog(tmp_path)
-    log.append(decision())
-    monkeypatch.setattr(files_module.os, "fsync", lambda descriptor: full_disk(None, None))
-    with pytest.raises(OmnidraftError, match="No space left"):
-        log.commit(Commit(dict), wait=True)
-    log.close()
-
-
 def test_append_waits_for_the_disk_so_memory_is_bounded(tmp_path, monkeypatch):
     disk = threading.Event()
     encode = parts_module.parquet_bytes
@@ -175,34 +163,6 @@ def test_append_waits_for_the_disk_so_memory_is_bounded(tmp_path, monkeypatch):
     producer.join()
     log.finish()
     assert visible_rows(tmp_path) == 6
-
-
-def test_a_concurrent_reader_sees_only_whole_commits(tmp_path):
-    writing = threading.Event()
-    counts, errors = [], []
-
-    def read():
-        while not writing.is_set() or len(counts) < 3:
-            manifest = read_manifest(tmp_path)
-            parts = manifest.tables["decisions"]
-            rows = sum(pq.read_metadata(part_path(tmp_path, part)).num_rows for part in parts)
-            if rows != sum(part.rows for part in parts) or rows % 10:
-                errors.append(rows)
-            counts.append(rows)
-
-    log = RunLog(tmp_path, part_rows=7)
-    reader = threading.Thread(target=read)
-    reader.start()
-    for offset in range(200):
-        log.append(decision(offset=offset))
-        if offset % 10 == 9:
-            log.commit(Commit(dict), wait=True)
-    log.finish()
-    writing.set()
-    reader.join()
-    assert errors == []
-    assert counts == sorted(counts)
-    assert visible_rows(tmp_path) == 200
 
 
 def test_a_second_log_in_the_same_folder_is_refused(tmp_path):
@@ -272,20 +232,6 @@ def test_files_from_before_the_first_manifest_do_not_count_as_a_lost_log(tmp_pat
     assert visible_rows(tmp_path) == 1
 
 
-def test_an_incomplete_first_commit_is_removed(tmp_path):
-    """The manifest exists, but names none of the files next to it."""
-    log = RunLog(tmp_path, part_rows=1)
-    log.append(decision())
-    log.append(PromptRejected("docs", 3, "empty"))
-    log._jobs.join()
-    log.close()
-    write_checkpoint(tmp_path, 1, {"state.json": b"{}"})
-    with RunLog(tmp_path) as log:
-        assert (list(tmp_path.rglob("*.parquet")), list((tmp_path / "checkpoint").iterdir())) == ([], [])
-        log.append(decision(offset=7))
-    assert visible_rows(tmp_path) == 1
-
-
 def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_path):
     with pytest.raises(RunError, match="--run"):
         read_manifest(tmp_path)
@@ -293,15 +239,6 @@ def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_pat
     change_manifest(run, lambda content: content.update(schema_version=99))
     with pytest.raises(RunError, match="99"):
         read_manifest(run)
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "file"
-    write_whole(target, b"old")
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        write_whole(target, b"new")
-    assert target.read_bytes() == b"old"
 
 
 def test_neither_the_log_nor_the_queries_load_the_heavy_libraries():

@@ -12,7 +12,7 @@ from version_making import publication
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptRejected
 from store.log.checkpoint import read_checkpoint
-from store.log.manifest import MANIFEST, Manifest, read_manifest
+from store.log.manifest import MANIFEST, read_manifest
 from store.log.partitions import partition_folder
 from store.log.run_log import REJECTED, Commit, RunLog
 from store.object_store.index import Index
@@ -167,22 +167,6 @@ def test_a_new_run_does_not_replace_one_that_started_in_the_meantime(tmp_path: P
     Run(tmp_path / "one", place).kill()
     with pytest.raises(RunError, match="two processes"):
         RunLog(tmp_path / "late", mirror=late)
-
-
-def test_of_two_writers_that_commit_at_the_same_time_one_fails(tmp_path: Path, place: str, monkeypatch):
-    """The second one commits right before the first one replaces the manifest."""
-    first, second = (ObjectMirror(tmp_path / name, place) for name in ("first", "second"))
-    manifest = Manifest.empty("run")
-    for mirror, name in ((first, "first"), (second, "second")):
-        (tmp_path / name).mkdir()
-        mirror.pull()
-    replace = first._replace_manifest
-    monkeypatch.setattr(first, "_replace_manifest", lambda index: (second.push(manifest), replace(index)))
-    with pytest.raises(RunError, match="two processes"):
-        first.push(manifest)
-    monkeypatch.undo()
-    second.push(manifest)
-    assert ObjectMirror(tmp_path / "third", place).manifest() == manifest
 
 
 def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts(run: Run, place: str, monkeypatch):

@@ -6,7 +6,7 @@ from event_making import make_completed, make_drifted, make_published, make_upda
 from store.events import PromptCompleted, Updated
 from store.query.rates import Acceptance
 from store.registry.curves import WINDOW, Curves, describe_step
-from store.registry.registered_version import metric_key, run_note
+from store.registry.registered_version import metric_key
 from store.registry.run_description import numbers_of
 
 ACCEPTANCE = {f"curve/acceptance_{name}" for name in ("rate", "low", "high", "judged")}
@@ -134,22 +134,12 @@ def test_lookups_have_a_curve_and_leave_those_of_the_model_alone(curves: Curves)
     assert set(add(Curves(), only_copies)) == sources | others
 
 
-def test_the_description_of_a_run_has_the_fifths_of_its_datasets_also_where_nothing_was_judged():
-    def part(rate: float | None, efficiency: float | None) -> dict[str, float | None]:
-        return {"acceptance_rate": rate, "block_efficiency": efficiency}
-
-    datasets = {
-        "questions": {"first_fifth": part(0.6531, 1.8), "last_fifth": part(0.25, 1.704)},
-        "code": {"first_fifth": part(0.39, 1.44), "last_fifth": part(None, 1.94)},
+def test_the_numbers_of_a_run_are_those_of_its_summary_by_flat_names():
+    part = {"acceptance_rate": None, "block_efficiency": 1.5}
+    datasets = {"code": {"first_fifth": part, "last_fifth": part}}
+    assert numbers_of({"totals": {"prompts": 72, "ledger": {"net_seconds": -0.5}}, "datasets": datasets}) == {
+        "prompts": 72.0,
+        "ledger/net_seconds": -0.5,
+        "code/first_fifth_block_efficiency": 1.5,
+        "code/last_fifth_block_efficiency": 1.5,
     }
-    numbers = numbers_of({"totals": {"prompts": 72, "ledger": {"net_seconds": -0.5}}, "datasets": datasets})
-    assert numbers["questions/first_fifth_block_efficiency"] == 1.8
-    assert "code/last_fifth_acceptance_rate" not in numbers
-    lines = run_note("monday", [("questions", "builtin:questions")], numbers).splitlines()
-    assert lines[2:6] == [
-        "| first to last fifth | tokens per target forward | acceptance of the drafter model |",
-        "|---|---|---|",
-        "| questions | 1.80 to 1.70 | 0.653 to 0.250 |",
-        "| code | 1.44 to 1.94 | 0.390 to – |",
-    ]
-    assert "first to last fifth" not in run_note("monday", [])

@@ -72,12 +72,6 @@ def test_any_call_that_fails_changes_nothing(tmp_path, monkeypatch, uninterrupte
     assert send_with(tmp_path, Faults(at, how), monkeypatch) == uninterrupted
 
 
-def test_what_a_call_creates_late_is_removed_at_the_end(tmp_path, monkeypatch, uninterrupted):
-    faults = Faults(late="log_artifact")
-    assert send_with(tmp_path, faults, monkeypatch) == uninterrupted
-    assert len(faults.made) == 9
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "how"), [(40, "after")])
 def test_a_process_that_is_killed_in_a_call_changes_nothing(tmp_path: Path, uninterrupted, at: int, how: str):

@@ -16,7 +16,7 @@ from store.log.manifest import RunKind
 from store.log.partitions import LEARNER, close_partition, create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
 from store.registry.mlflow_client import connect, is_transient
-from store.registry.mlflow_sync import RunSync
+from store.registry.mlflow_sync import RunSync, Sent
 from store.registry.mlflow_versions import dataset
 from store.registry.registered_version import metric_key, metric_name
 from store.registry.registry import default_uri, fetch_version, list_versions, show_version
@@ -135,7 +135,7 @@ def test_curves_have_the_times_of_prompts_and_the_points_of_a_later_process_are_
 def test_a_complete_run_is_only_compared(published: Published, monkeypatch: pytest.MonkeyPatch):
     before = read_store(published.uri)
     monkeypatch.setattr("store.registry.log_points.LogPoints.read", lambda *_, **__: pytest.fail("nothing is missing"))
-    assert RunSync(published.root / "run-a", published.uri).update(stopped=True).versions == 0
+    assert RunSync(published.root / "run-a", published.uri).update(stopped=True) == Sent()
     assert read_store(published.uri) == before
 
 
@@ -248,22 +248,18 @@ def test_the_alias_is_the_newest_that_learned(tmp_path: Path):
     assert {version.aliases for version in others} == {()}
 
 
-def test_a_version_says_what_changed_since_its_parent(tmp_path: Path):
+def test_a_version_says_what_it_was_trained_on(tmp_path: Path):
     uri, run = new_store(tmp_path), LittleRun(tmp_path / "run-c")
     run.publish()
-    run.publish(files={"seed": 0}, drift=60)
-    run.publish(files={"seed": 2})
-    run.publish(files={"seed": 2, "ngrams": b"others"})
+    run.publish(drafter_version=0, drift=60)
+    run.publish(drafter_version=3)
     run.sync(uri)
-    notes = [connect(uri).get_model_version(MODEL, str(number)).description for number in range(1, 5)]
+    notes = [connect(uri).get_model_version(MODEL, str(number)).description for number in range(1, 4)]
     assert "run-c/0 for builtin:target, the drafter as it was loaded, with" in notes[0]
-    assert "not trained on prompts 0 to 100, which changed nothing, the first since the drift at prompt 60" in notes[1]
+    assert "not trained on prompts 0 to 100, the first since the drift at prompt 60, with" in notes[1]
     assert ", trained on prompts 101 to 200, with" in notes[2]
-    assert "not trained on prompts 201 to 300, which changed n-grams, with" in notes[3]
     tags = show_version(uri, MODEL, 2).tags
     assert (tags["learned"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-c", "builtin:target")
-    changes = [show_version(uri, MODEL, number).tags.get("changes") for number in (2, 3, 4)]
-    assert changes == [None, "drafter, n-grams", "n-grams"]
 
 
 def test_a_version_that_is_damaged_is_named_and_its_successor_has_the_previous_one_as_parent(tmp_path: Path):
