@@ -75,7 +75,7 @@ def _show_mlflow(runs: Path, port: int) -> None:
         "PYTHONWARNINGS": "ignore",  # about the server's own libraries
     }
     uri = default_uri(runs)
-    pages = list_pages(uri, None)
+    pages = list_pages(uri)
     listen(HOST, port).close()  # an error here is clearer than the server's
     store = ["--backend-store-uri", uri, "--default-artifact-root", (runs.resolve() / "mlartifacts").as_uri()]
     where = ["--host", HOST, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
@@ -84,7 +84,7 @@ def _show_mlflow(runs: Path, port: int) -> None:
     ) as server:
         print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")
         for title, page in pages.items():
-            print(f"  {title:<19} http://{HOST}:{port}/#/{page}", flush=True)
+            print(f"  {title:<10} http://{HOST}:{port}/#/{page}", flush=True)
         print("close the panel at the right of the pages, which MLflow opens by itself the first time", flush=True)
         status = server.wait()
     raise UsageError(f"MLflow's server must stay up until Ctrl-C, but ended with status {status}; see what it printed")

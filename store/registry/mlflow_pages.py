@@ -1,17 +1,11 @@
-"""Addresses of MLflow's own pages over the store: the table of runs, the curves, the versions, a comparison."""
+"""Addresses of MLflow's own pages over the store: the table of runs, the curves, the versions."""
 
 import json
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from store.errors import UsageError
-from store.registry.mlflow_client import open_store, versions_of
+from store.registry.mlflow_client import open_store
 from store.registry.mlflow_sync import EXPERIMENT
-from store.registry.registered_version import RegisteredVersion, find_lineage
-from store.registry.registry import list_versions
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _MODE = "workflowType=machine_learning"  # otherwise MLflow opens in another mode, which hides registered models
 _VIEW = "omnidraft"  # key of the table's view
@@ -36,11 +30,10 @@ _TABLE = {
 }
 
 
-def list_pages(uri: str, name: str | None = None) -> dict[str, str]:
+def list_pages(uri: str) -> dict[str, str]:
     """Return the addresses of pages by their titles, relative to the server's, and write the table's columns to MLflow.
 
-    `name`: of a registered model; None for that of the newest version. Raises UsageError if there is no store, or
-    nothing in it.
+    Raises UsageError if there is no store, or nothing in it.
     """
     with open_store(uri) as client:
         found = client.get_experiment_by_name(EXPERIMENT)
@@ -50,25 +43,9 @@ def list_pages(uri: str, name: str | None = None) -> dict[str, str]:
             )
         experiment = str(found.experiment_id)
         client.set_experiment_tag(experiment, _VIEW_TAG, json.dumps(_TABLE))
-        pages = {
-            "runs": f"experiments/{experiment}/runs?viewStateShareKey={_VIEW}&{_MODE}",
-            "curves": f"experiments/{experiment}/runs?compareRunsMode=CHART&searchFilter={quote(_REPLAYS)}&{_MODE}",
-        }
-        versions = list_versions(uri, name)
-        newest = max(versions, key=lambda version: version.created_at, default=None)
-        if newest is None:
-            return pages
-        pages["versions"] = f"models/{quote(newest.name)}?{_MODE}"
-        mine = [version for version in versions if version.name == newest.name]
-        runs = _find_pair(client, newest, mine)
-        if len(runs) == 2:
-            chosen = f"runs={quote(json.dumps(runs))}&experiments={quote(json.dumps([experiment]))}"
-            pages["baseline and newest"] = f"compare-runs?{chosen}&{_MODE}"
-    return pages
-
-
-def _find_pair(client: "MlflowClient", newest: RegisteredVersion, versions: list[RegisteredVersion]) -> list[str]:
-    """Return the ids of the MLflow runs of the first version of a version's lineage and of that version."""
-    baseline = find_lineage(newest.number, versions)[-1]
-    ids = {int(version.version): str(version.run_id) for version in versions_of(client, newest.name)}
-    return [ids[number] for number in dict.fromkeys((baseline, newest.number))]
+    replays = f"experiments/{experiment}/runs"
+    return {
+        "runs": f"{replays}?viewStateShareKey={_VIEW}&{_MODE}",
+        "curves": f"{replays}?compareRunsMode=CHART&searchFilter={quote(_REPLAYS)}&{_MODE}",
+        "versions": f"models?{_MODE}",
+    }

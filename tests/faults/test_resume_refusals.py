@@ -61,12 +61,9 @@ def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path,
     ("option", "setting"),
     [
         (["--batch", "2"], "batch"),
-        (["--temperature", "0"], "sampling.temperature"),
         (["--set", "learn.rate=1"], "--set"),
         (["--config", "other.toml"], "--config"),
         (["other.jsonl"], "sources"),
-        (["--no-learn"], "learn.enabled"),
-        (["--run", "elsewhere"], "run"),
     ],
 )
 def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: str):

@@ -109,13 +109,6 @@ def test_a_version_is_a_nested_run_whose_input_is_the_parents_model(published: P
     assert metrics["acceptance"].timestamp == datetime.fromisoformat(CREATED_AT).timestamp() * 1000
 
 
-def test_a_fetched_version_has_the_same_bytes(published: Published, tmp_path: Path):
-    check_files(published.uri, published.root / "run-a")
-    fetched = fetch_version(f"models:/{MODEL}@candidate", published.uri, tmp_path / "v")
-    assert fetched == tmp_path / "v"
-    assert [path.name for path in tmp_path.iterdir()] == ["v"]
-
-
 def test_curves_have_the_times_of_prompts_and_the_points_of_a_later_process_are_the_same(tmp_path: Path):
     uri, at_once = new_store(tmp_path), new_store(tmp_path / "other")
     for run in play(tmp_path / "run-a"):
