@@ -178,10 +178,15 @@ def sync(
     as_json: PrintJsonOption = False,
 ) -> None:
     """Send to MLflow what it lacks of runs, as after an outage. Their folders have everything and do not change."""
+    from store.registry.retention import prune
+
     if dry_run and keep is None:
         raise UsageError("--dry-run needs --keep, the number of newest versions that would stay")
     sent = {} if dry_run else _send(places, runs, mlflow_uri)
-    gone = None if keep is None else _prune(store_of(mlflow_uri, runs), name, keep, dry_run)
+    gone = None
+    if keep is not None:
+        uri = store_of(mlflow_uri, runs)
+        gone = prune(uri, choose_model(uri, name), keep, dry_run)
     if as_json:
         print(json.dumps({"sent": sent, "would_delete" if dry_run else "deleted": gone or []}, indent=2))
         return
@@ -212,12 +217,6 @@ def _send(places: Sequence[str] | None, runs: Path, mlflow_uri: str | None) -> d
     if refused:
         raise OmnidraftError(f"every run must be sent, but of {'; '.join(refused)}")
     return found
-
-
-def _prune(uri: str, name: str | None, keep: int, dry_run: bool) -> list[int]:
-    from store.registry.retention import prune
-
-    return prune(uri, choose_model(uri, name), keep, dry_run)
 
 
 @versions_group.command()
@@ -256,7 +255,14 @@ def compare(
     """
     from pipeline.config.settings import Config
     from pipeline.versions.compare import compare as run
-    from pipeline.versions.compare import make_comparison_config, read_prompts, require_free
+    from pipeline.versions.compare import (
+        describe_result,
+        make_comparison_config,
+        read_prompts,
+        require_free,
+        table_heads,
+        table_rows,
+    )
     from pipeline.versions.sides import is_folder, open_sides
 
     _require_writable(json_file)
@@ -271,7 +277,8 @@ def compare(
         with _progress(len(prompts)) as progress:
             done = run(config, sides, prompts, uri, Path(scratch), progress)
         if json_file != STANDARD_OUTPUT:
-            _print(done)
+            print_table(table_heads(done), table_rows(done))
+            print(*describe_result(done), sep="\n")
         _keep(done, json_file, None if no_publish else uri, name, Path(scratch))
 
 
@@ -291,14 +298,6 @@ def _progress(prompts: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=stderr_console(), transient=True) as bar:
         task = bar.add_task("prompts", total=prompts)
         yield lambda done: bar.update(task, completed=done)
-
-
-def _print(done: "Comparison") -> None:
-    from pipeline.versions.compare import describe_result, table_heads, table_rows
-
-    print_table(table_heads(done), table_rows(done))
-    for sentence in describe_result(done):
-        print(sentence)
 
 
 def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str, scratch: Path) -> None:

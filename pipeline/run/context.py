@@ -21,7 +21,7 @@ from store.files import write_whole
 from store.log.lock import RunLock
 from store.log.manifest import RunKind, has_manifest, read_manifest
 from store.log.partitions import PARTITIONS
-from store.log.run_log import Mirror, NoMirror, RunLog
+from store.log.run_log import Mirror, RunLog
 from store.registry.notifier import Notifier
 
 # By kind of run: its name in messages, and the command that resumes it.
@@ -47,7 +47,7 @@ class RunContext:
     events: EventSink
 
     def __init__(self, folder: Path, kind: RunKind, mirror: Mirror | None = None) -> None:
-        self.folder, self.kind, self.mirror = folder, kind, mirror or NoMirror(folder)
+        self.folder, self.kind, self.mirror = folder, kind, mirror or Mirror(folder)
         self.name = self.mirror.name  # the run's name on a command line
         self.snapshot: State | None = None  # state of the last commit, until the run is resumed from it
         self._notifier: Notifier | None = None

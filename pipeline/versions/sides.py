@@ -11,9 +11,9 @@ from pipeline.run.rounds import LoopInRounds
 from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.pair import pair
 from stages.vocabulary.tokenizer_view import Vocabulary
-from store.errors import ModelError, UsageError
-from store.registry.registered_version import RegisteredVersion, find_lineage, find_number
-from store.registry.registry import fetch_version, list_versions
+from store.errors import UsageError
+from store.registry.registered_version import RegisteredVersion, find_lineage
+from store.registry.registry import fetch_version, list_versions, resolve_number
 from store.registry.version_folder import VersionManifest, open_version
 
 LOG = logging.getLogger("omnidraft.versions")
@@ -36,11 +36,11 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
 
     `model`: the registered model, which is read only for names that are no folders; `scratch`: for fetched versions.
     """
-    known = [] if all(map(is_folder, names)) else list_versions(uri, model)
-    numbers = [None if is_folder(name) else _resolve_number(name, known) for name in names]
+    unnamed = (name == BASELINE or is_folder(name) for name in names)
+    numbers = [None if skip else resolve_number(uri, model, name) for name, skip in zip(names, unnamed, strict=True)]
     for place, other in ((0, 1), (1, 0)):
         if names[place] == BASELINE:
-            numbers[place] = _find_baseline(numbers[other], known)
+            numbers[place] = _find_baseline(numbers[other], list_versions(uri, model))
     first, second = (
         _open_side(name, number, uri, model, scratch / str(place))
         for place, (name, number) in enumerate(zip(names, numbers, strict=True))
@@ -53,21 +53,6 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
 def is_folder(name: str) -> bool:
     """Return whether a name of a side is that of a version's folder."""
     return not name.isdecimal() and Path(name).is_dir()
-
-
-def _resolve_number(name: str, known: Sequence[RegisteredVersion]) -> int | None:
-    if name == BASELINE:
-        return None
-    if name.isdecimal():
-        return int(name)
-    number = find_number(name, known)
-    if number is not None:
-        return number
-    aliases = sorted({alias for version in known for alias in version.aliases})
-    raise ModelError(
-        f"a version must be named by its number, an alias ({', '.join(aliases) or 'there is none'}), its folder, or "
-        f"'{BASELINE}', got {name!r}; `omnidraft versions` lists them"
-    )
 
 
 def _find_baseline(number: int | None, known: Sequence[RegisteredVersion]) -> int:

@@ -20,8 +20,6 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Self
 
-from typing_extensions import override
-
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.fault_points import fault_point
@@ -57,12 +55,13 @@ class Commit:
 
 
 class Mirror:
-    """Copies the commits of one log to another place (store/object_store/mirror.py); this base class copies nothing.
+    """Copies the commits of one log to another place (store/object_store/mirror.py); this class copies nothing.
 
     Called by one thread at a time: `pull`, then `acquire`, then `push`.
     """
 
-    name: str  # of the run, as on the command line
+    def __init__(self, local: Path) -> None:
+        self._local, self.name = local, str(local)  # of the run, as on the command line
 
     def manifest(self) -> Manifest | None:
         return None
@@ -82,18 +81,7 @@ class Mirror:
 
     def partition(self, name: str) -> "Mirror":
         """Return the mirror of a partition of the run."""
-        raise NotImplementedError
-
-
-class NoMirror(Mirror):
-    """The mirror of a run that is only in a local folder: copies nothing."""
-
-    def __init__(self, local: Path) -> None:
-        self._local, self.name = local, str(local)
-
-    @override
-    def partition(self, name: str) -> Mirror:
-        return NoMirror(partition_folder(self._local, name))
+        return Mirror(partition_folder(self._local, name))
 
 
 class RunLog:
@@ -127,7 +115,7 @@ class RunLog:
         mirror: Mirror | None = None,
         kind: RunKind = RunKind.REPLAY,
     ) -> None:
-        self._folder, self._mirror = run_folder, mirror or NoMirror(run_folder)
+        self._folder, self._mirror = run_folder, mirror or Mirror(run_folder)
         self._files = _LogFiles(run_folder, self._mirror, kind)
         self._part_rows = part_rows
         self._pending: dict[type, list[LoggedEvent]] = {event: [] for event in TABLES.values()}

@@ -32,7 +32,7 @@ from store.log.lock import LOCK, OWNER
 from store.log.manifest import MANIFEST, Manifest
 from store.log.partitions import PARTITIONS, partition_folder
 from store.log.parts import read_part
-from store.log.run_log import Mirror, NoMirror
+from store.log.run_log import Mirror
 from store.object_store.index import Files, Index, Writer
 from store.object_store.uri import cache_folder, uri_of
 from store.registry.version_folder import MANIFEST as VERSION_MANIFEST
@@ -61,7 +61,8 @@ class ObjectMirror(Mirror):
     """
 
     def __init__(self, local: Path, uri: str, run_folder: Path | None = None) -> None:
-        self._local, self.name, self._run_folder = local, uri, run_folder or local
+        super().__init__(local)
+        self.name, self._run_folder = uri, run_folder or local
         self._store = _open_store(uri)
         self._index: Index | None = None  # the index on the store as this process knows it; None if there is none
         self._replaces: UpdateVersion | None = None  # the manifest on the store, likewise
@@ -266,7 +267,7 @@ def place_of(run: Path) -> tuple[Path, Mirror]:
 
 def mirror_of(local: Path, uri: str | None) -> Mirror:
     """Return the mirror of the commits in a run's local folder; without a URI, one that copies nothing."""
-    return ObjectMirror(local, uri) if uri else NoMirror(local)
+    return ObjectMirror(local, uri) if uri else Mirror(local)
 
 
 def local_copy(run: Path) -> Path:

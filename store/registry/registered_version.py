@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,11 +131,6 @@ def part_of_name(model: str) -> str:
         whole = path.resolve()
         model = f"{whole.name}-{hashlib.sha256(str(whole).encode()).hexdigest()[:6]}"
     return re.sub(r"-+", "-", re.sub(r"[^\w.]+", "-", model.removeprefix("builtin:"))).strip("-") or "model"
-
-
-def find_number(alias: str, versions: Iterable[RegisteredVersion]) -> int | None:
-    """Return the number of the version that has the alias, or None."""
-    return next((version.number for version in versions if alias in version.aliases), None)
 
 
 def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:

@@ -20,7 +20,6 @@ from store.registry.registered_version import (
     VersionDetails,
     check_model_name,
     check_registered,
-    find_number,
     from_tags,
     tag_values,
 )
@@ -107,7 +106,7 @@ def resolve_number(uri: str, name: str, text: str) -> int:
     if text.removeprefix("#").isdecimal():
         return int(text.removeprefix("#"))
     known = list_versions(uri, name)
-    number = find_number(text, known)
+    number = next((version.number for version in known if text in version.aliases), None)
     if number is None:
         aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "there is none"
         raise ModelError(

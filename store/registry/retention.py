@@ -42,8 +42,9 @@ def rollback(uri: str, name: str) -> tuple[int | None, int]:
         champion, former = _champions(client, name) if versions else (None, [])
         earlier = _still_there(former, versions, champion)
         if not earlier:
+            present = "it has no champion and has" if champion is None else f"version {champion} has"
             raise ModelError(
-                f"a former champion of {name!r} must exist to go back to, but {_describe(champion)} none that is"
+                f"a former champion of {name!r} must exist to go back to, but {present} had none that is"
                 f" still there; choose one with `omnidraft versions promote N --name {shlex.quote(name)}`"
             )
         _remember(client, name, earlier)  # without what a killed process left
@@ -55,17 +56,14 @@ def rollback(uri: str, name: str) -> tuple[int | None, int]:
 def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
     """Delete versions with their files; return their numbers, ascending. With `dry_run`, only return them.
 
-    Champion, candidate, the version that `rollback` would restore, all their ancestors and the newest `keep_last` stay,
-    also if they become so during the deletion. The runs with the metrics of deleted versions stay, tagged `pruned`.
-    Raises UsageError without a store.
+    Champion, candidate, the version that `rollback` would restore, all their ancestors and the newest `keep_last` stay.
+    The runs with the metrics of deleted versions stay, tagged `pruned`. Raises UsageError without a store.
     """
     with open_store(uri) as client:
-        planned, gone = _not_needed(client, uri, name, keep_last), []
+        planned = _not_needed(client, uri, name, keep_last)
         for number in [] if dry_run else planned:
-            if number in _not_needed(client, uri, name, keep_last):  # it may have been promoted meanwhile
-                delete_version(client, resolve(client, Reference(name, number)))
-                gone.append(number)
-    return planned if dry_run else gone
+            delete_version(client, resolve(client, Reference(name, number)))
+    return planned
 
 
 def _champions(client: "MlflowClient", name: str) -> tuple[int | None, list[int]]:
@@ -78,10 +76,6 @@ def _champions(client: "MlflowClient", name: str) -> tuple[int | None, list[int]
     champion = None if alias is None else int(alias)
     former = [int(number) for number in re.findall(r"[0-9]+", model.tags.get(_FORMER, ""))]
     return champion, former[:-1] if former and former[-1] == champion else former
-
-
-def _describe(champion: int | None) -> str:
-    return "it has no champion and has had" if champion is None else f"version {champion} has had"
 
 
 def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:

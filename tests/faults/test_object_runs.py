@@ -3,26 +3,19 @@ the same rows as an uninterrupted run in a folder."""
 
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from compiled_code import link_compiled
 from faulty_runs import Ended, Life, Stream, World, differences, rows_of, strays
-from mlflow import MlflowClient
 from object_serving import ObjectServer
 from serving import mlflow_server
 
-from store.events import VersionPublished
 from store.fault_points import VARIABLE
-from store.log.manifest import MANIFEST, read_manifest
+from store.log.manifest import MANIFEST
 from store.object_store.index import Index
 from store.object_store.mirror import ObjectMirror
-from store.registry.curves import Curves
-from store.registry.log_points import LogPoints, RowReader
-from store.registry.registered_version import metric_key
 from store.registry.registry import list_versions
-from store.registry.run_description import RunDescription
 
 PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror: after the manifest")
 
@@ -129,28 +122,3 @@ def test_a_run_resumed_elsewhere_is_in_mlflow_once(
         assert_same(place, whole, tmp_path)
         numbers = sorted(version.version for version in list_versions(uri))
         assert numbers == [row["version"] for row in rows_of(whole, "versions")]
-        assert points_in(uri) == points_of(whole)
-
-
-def points_of(run: Path) -> Counter[tuple[str, float, int]]:
-    """The points that follow from the log of a run, without those that depend on the clock."""
-    logs, targets = {run: read_manifest(run)}, RunDescription.read(run).targets
-    found = [(key, value, step) for key, value, step, _ in LogPoints(0, targets).read(logs, ended=True)]
-    for event in RowReader().read(run, logs[run], "versions", VersionPublished):
-        found += [(key, value, event.offset) for key, value in Curves(targets).describe_version(event).items()]
-    clocked = ("curve/tokens_per_second", "probe/tokens_per_second")
-    return Counter((metric_key(key), value, step) for key, value, step in found if not key.startswith(clocked))
-
-
-def points_in(uri: str) -> Counter[tuple[str, float, int]]:
-    """All points of the one finished replay in MLflow, without those that depend on the clock and its final metrics."""
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("omnidraft").experiment_id], "tags.kind = 'replay'")
-    assert run.info.status == "FINISHED"
-    keys = [
-        key
-        for key in run.data.metrics
-        if not key.startswith(("final/", "curve/tokens_per_second", "probe/tokens_per_second"))
-    ]
-    points = (point for key in keys for point in client.get_metric_history(run.info.run_id, key))
-    return Counter((point.key, point.value, point.step) for point in points)

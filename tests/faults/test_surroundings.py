@@ -1,6 +1,5 @@
 """A run does not rely on the wall clock, nor on an MLflow server that answers."""
 
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -80,19 +79,3 @@ def test_a_run_that_is_killed_leaves_in_mlflow_what_an_uninterrupted_one_leaves(
     assert [version.digest for version in reversed(list_versions(uris[0]))] == published
     assert len(published) >= 5
     assert contents_of(uris[0]) == contents_of(uris[1])
-
-
-@pytest.mark.slow
-def test_versions_sync_sends_what_mlflow_has_not_taken(whole: Path, tmp_path: Path):
-    """The server was unreachable until the run's end, and is reachable now."""
-    run, uri = shutil.copytree(whole, tmp_path / "run"), new_store(tmp_path)
-    world, words = World(tmp_path / "world"), ["versions", "sync", run, "--mlflow-uri", uri]
-    published = [row["digest"] for row in rows_of(run, "versions")]
-    ended = Life(world, words).end()
-    ended.assert_clear(0)
-    assert f"{run}: versions sent: {len(published)}, points: " in ended.out
-    assert [version.digest for version in reversed(list_versions(uri))] == published
-    before = contents_of(uri)
-    assert f"{run}: versions sent: 0, points: 0" in Life(world, words).end().out
-    assert contents_of(uri) == before
-    assert {one["status"] for one in before["runs"].values()} == {"FINISHED"}

@@ -201,18 +201,6 @@ def test_a_power_failure_at_any_point_leaves_one_of_two_commits(tmp_path: Path, 
     assert sum(len(counts) - 1 for counts in points._counts.values()) >= 1, "something was committed"
 
 
-def test_a_part_that_is_named_before_it_is_synced_is_detected(tmp_path: Path):
-    """The test above fails if one part is not synced."""
-    (site,) = {one for one in play(write_log, tmp_path / "sites") if one[0] == "file" and "log/parts.py" in str(one)}
-    points = Points(tmp_path / "disk", tmp_path / "points", all_entries=True)
-    with record_syncs(points.root, site, points.observe) as points.disk:
-        log = RunLog(points.root / RUN)
-        commit(log, 0)
-        log.close()
-    with pytest.raises((AssertionError, OmnidraftError)):
-        require_all_whole(points)
-
-
 def is_needed(site: Site, scenario: Scenario, folder: Path) -> bool:
     """Whether a scenario loses data if one place does not call `fsync`."""
     try:

@@ -60,13 +60,6 @@ def test_an_estimate_is_the_value_of_always_taking_the_action(tmp_path: Path):
     assert found["as run"]["blocks"] == BLOCKS
 
 
-def test_averages_without_weights_would_be_wrong(tmp_path: Path):
-    """The policy mostly took copies where they are good."""
-    with LogReader([write_run(tmp_path, make_blocks(0.25))]) as log:
-        (row,) = log.select("SELECT avg(emitted) AS mean FROM blocks WHERE action = 'copies'").to_pylist()
-    assert row["mean"] > 1.7
-
-
 def test_one_block_that_waited_for_a_core_does_not_dominate_a_rate(tmp_path: Path):
     counts = {"emitted": 1, "seconds_decode": 0.0, "seconds_translate": 0.0, "action": Action.NOTHING}
     seconds = [*[0.02] * 19, 0.9]

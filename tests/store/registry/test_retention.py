@@ -6,9 +6,8 @@ import pytest
 from registry_making import new_store, publish_run
 from version_making import contents
 
-import store.registry.retention
 from store.errors import CorruptError, ModelError, UsageError
-from store.registry.mlflow_client import connect, delete_version, model_id_of
+from store.registry.mlflow_client import connect, model_id_of
 from store.registry.mlflow_comparisons import list_comparisons, record_comparison
 from store.registry.registry import fetch_version, list_versions, show_version
 from store.registry.retention import promote, prune, rollback
@@ -166,18 +165,6 @@ def test_prune_keeps_the_target_of_a_rollback_and_its_ancestors(uri: str, model:
         promote(uri, model, 4)
 
 
-def test_prune_skips_a_version_that_is_promoted_in_the_meantime(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
-    def erase_and_promote(client, version):
-        delete_version(client, version)
-        connect(uri).set_registered_model_alias(model, "champion", "3")
-
-    connect(uri).delete_registered_model_alias(model, "candidate")
-    monkeypatch.setattr(store.registry.retention, "delete_version", erase_and_promote)
-    assert prune(uri, model, 1, dry_run=True) == [1, 2, 3, 4]
-    assert prune(uri, model, 1, dry_run=False) == [1, 4]
-    assert numbers(uri, model) == [2, 3, 5]
-
-
 def test_an_interrupted_prune_is_completed_by_the_next(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
     from mlflow import MlflowClient
 
@@ -225,17 +212,6 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
 def test_a_comparison_with_an_unknown_version_is_refused(uri: str, shared: str):
     with pytest.raises(ModelError, match="must have a version 9"):
         record_comparison(uri, shared, 1, 9, {}, [])
-
-
-def test_probe_metrics_of_different_runs_share_a_dataset(uri: str, tmp_path: Path):
-    model = tmp_path.name
-    publish(uri, tmp_path, model, "run-a", 1)
-    publish(uri, tmp_path, model, "run-b", 2)
-    client = connect(uri)
-    logged = [client.get_logged_model(model_id_of(client.get_model_version(model, n))) for n in "13"]
-    probes = [next(metric for metric in one.metrics if metric.key == "probe/acceptance") for one in logged]
-    assert {(metric.dataset_name, metric.dataset_digest) for metric in probes} == {("probe", probes[0].dataset_digest)}
-    assert [metric.value for metric in probes] == [0.0, 0.1]
 
 
 def move(uri: str, shared: str, to: str) -> None:
