@@ -116,7 +116,6 @@ def compact(
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds for which replaced files stay for readers.")
     ] = 3600.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, without doing it.")] = False,
     as_json: PrintJsonOption = False,
 ) -> None:
     """Join small parts of one run's log, or of all below a folder.
@@ -131,16 +130,16 @@ def compact(
         raise RunError(f"a log that is compacted must be in a folder, got {uri_of(run)}; leave it as it is")
     reports = []
     for folder in [run] if run else run_folders(runs):
-        done = join_parts(folder, grace=grace, dry_run=dry_run)
+        done = join_parts(folder, grace=grace)
         for path in done.damaged:
             LOG.warning("%s is not as it was written; left as it is", path)
         if as_json:
             reports.append({"run": str(folder), **asdict(done), "damaged": list(map(str, done.damaged))})
             continue
-        size = "" if done.bytes_after is None else f", {done.bytes_before:,} to {done.bytes_after:,} bytes"
-        became = "parts would become" if dry_run else "parts became"
-        removed = _plural(done.removed, "replaced file")
-        print(f"{folder}: {done.parts_before:,} {became} {done.parts_after:,}{size}; {removed} removed")
+        print(
+            f"{folder}: {done.parts_before:,} parts became {done.parts_after:,}, {done.bytes_before:,} to "
+            f"{done.bytes_after:,} bytes; {_plural(done.removed, 'replaced file')} removed"
+        )
     if as_json:
         print(json.dumps(reports, indent=2))
 

@@ -347,26 +347,6 @@ def _print_versions(name: str, versions: Sequence["RegisteredVersion"]) -> None:
     pair = next((f"{one.drafter} for {one.target}: " for one in versions if one.drafter and one.target), "")
     print(f"{to_printable(pair)}models:/{to_printable(name)}")
     print_table(_HEADS, map(_row, versions))
-    print(_compare_newest(versions), end="")
-
-
-def _compare_newest(versions: Sequence["RegisteredVersion"]) -> str:
-    """A line on the newest version next to the baseline of its lineage; empty if either was not measured."""
-    from store.registry.registered_version import find_lineage
-
-    known = {version.number: version for version in versions}
-    newest = versions[0]
-    baseline = known[find_lineage(newest.number, versions)[-1]]
-    if newest is baseline or newest.probe is None or baseline.probe is None:
-        return ""
-    line = (
-        f"#{newest.number} next to its baseline #{baseline.number}: probe {newest.probe:.3f} and {baseline.probe:.3f}"
-    )
-    if newest.tokens_per_second is not None and baseline.tokens_per_second is not None:
-        line += f", tokens/s {newest.tokens_per_second:.1f} and {baseline.tokens_per_second:.1f}"
-    return (
-        f"{line}; `omnidraft versions compare {baseline.number} {newest.number} --name {newest.name}` decodes both\n\n"
-    )
 
 
 def _format_estimate(value: float | None, interval: tuple[float, float] | None, digits: int) -> str | None:

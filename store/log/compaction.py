@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -49,25 +49,17 @@ _TEMPORARY = ".joining-"
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Result of a compaction, or of a dry run. The numbers of parts exclude counts; the bytes include them."""
+    """Result of a compaction. The numbers of parts exclude counts; the bytes include them."""
 
     parts_before: int
     parts_after: int
     bytes_before: int
-    bytes_after: int | None  # None for a dry run
+    bytes_after: int
     removed: int  # files that an earlier compaction replaced
     damaged: tuple[Path, ...]  # left where they are
 
     def __add__(self, other: "Compaction") -> "Compaction":
-        after = None if self.bytes_after is None or other.bytes_after is None else self.bytes_after + other.bytes_after
-        return Compaction(
-            self.parts_before + other.parts_before,
-            self.parts_after + other.parts_after,
-            self.bytes_before + other.bytes_before,
-            after,
-            self.removed + other.removed,
-            self.damaged + other.damaged,
-        )
+        return Compaction(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 def compact(
@@ -76,7 +68,6 @@ def compact(
     rows: int = JOINED_ROWS,
     counted: int = COUNTED_ROWS,
     grace: float = GRACE_SECONDS,
-    dry_run: bool = False,
 ) -> Compaction:
     """Join the small parts of a run's logs; remove files that were replaced more than `grace` seconds ago.
 
@@ -84,19 +75,14 @@ def compact(
     is, and so does a damaged one, which the result names. Joined parts get counts from `counted` decisions on. Raises
     RunError if another compaction is at work, OmnidraftError if the disk refuses; the log stays valid.
     """
-    logs = [_compact_log(folder, rows, counted, grace, dry_run) for folder in log_folders(run_folder)]
+    logs = [_compact_log(folder, rows, counted, grace) for folder in log_folders(run_folder)]
     return reduce(Compaction.__add__, logs)
 
 
-def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_run: bool) -> Compaction:
-    before = read_manifest(run_folder)
-    if dry_run:
-        groups, damaged = _plan(run_folder, before, rows)
-        saved = sum(len(group) - 1 for _, group in groups)
-        return Compaction(_count(before), _count(before) - saved, _bytes(before), None, 0, damaged)
+def _compact_log(run_folder: Path, rows: int, counted: int, grace: float) -> Compaction:
     try:
         with _acquire_lock(run_folder):
-            before = read_manifest(run_folder)  # another compaction may have ended since
+            before = read_manifest(run_folder)
             removed = _remove_replaced(run_folder, before, grace)
             groups, damaged = _plan(run_folder, before, rows)
             for table, group in groups:

@@ -33,23 +33,20 @@ def adopt_artifacts(database: Path) -> None:
         return
     folder = database.resolve().parent / ARTIFACTS
     here = folder.as_uri()
-    try:
-        with closing(sqlite3.connect(database)) as store:
-            former = _find_former_roots(store, folder)
-    except sqlite3.Error:
-        return
-    if not former:
-        return
+    former = list[str]()
     try:
         with closing(sqlite3.connect(database)) as store, store:
+            former = _find_former_roots(store, folder)
             for root in former:
                 _change_addresses(store, root, here)
     except sqlite3.Error as error:
-        LOG.warning(
-            "%s was moved, and its addresses of files still lead to %s: they could not be changed (%s)",
-            *(database, ", ".join(former), error),
-        )
-    else:
+        if former:
+            LOG.warning(
+                "%s was moved, and its addresses of files still lead to %s: they could not be changed (%s)",
+                *(database, ", ".join(former), error),
+            )
+        return
+    if former:
         LOG.info("%s was moved: its files are now looked for in %s instead of %s", database, here, ", ".join(former))
 
 

@@ -57,11 +57,7 @@ def output_of(*arguments: str) -> str:
 
 
 def test_the_list_is_a_table_with_the_newest_first(runs: Path):
-    pair, head, *rows, _, verdict, _ = output_of("versions", "--runs", str(runs)).splitlines()
-    assert verdict == (
-        "#2 next to its baseline #1: probe 0.250 and 0.250, tokens/s 50.0 and 50.0; "
-        f"`omnidraft versions compare 1 2 --name {MODEL}` decodes both"
-    )
+    pair, head, *rows = output_of("versions", "--runs", str(runs)).splitlines()
     assert pair == f"drafter for big: models:/{MODEL}"
     assert head.split() == [
         "number",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from synthetic_runs import block, decision, prompt, small_run_events
+from synthetic_runs import block, decision, small_run_events
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.log.compaction import compact
@@ -86,14 +86,6 @@ def test_parts_are_joined_up_to_a_size_and_large_ones_stay(tmp_path):
     ]
     assert [part.rows for part in read_manifest(tmp_path).tables["decisions"]] == [2, 5, 5, 4]
     assert everything(tmp_path) == before
-
-
-def test_a_dry_run_changes_nothing_and_reports_the_planned_changes(tmp_path):
-    run_of(tmp_path, 3, lambda offset: [decision(offset=offset), prompt(offset=offset)])
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    done = compact(tmp_path, dry_run=True)
-    assert (done.parts_before, done.parts_after, done.bytes_after) == (6, 2, None)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_an_open_reader_can_continue_until_the_grace_time_ends(tmp_path):
