@@ -26,7 +26,7 @@ from pipeline.config.cli_options import (
     parse_settings,
     set_option,
 )
-from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
+from pipeline.reports.terminal import print_table, require_file, stderr_console, to_printable
 from store.errors import OmnidraftError, UsageError
 
 if TYPE_CHECKING:
@@ -122,9 +122,6 @@ def show(
 @versions_group.command()
 def promote(
     number: Version,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Keep the checked files in a new or empty folder.")
-    ] = None,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
@@ -134,13 +131,11 @@ def promote(
     from store.registry.retention import promote as put_forward
 
     name, chosen = _choose_version(uri := store_of(mlflow_uri, runs), name, number)
-    with TemporaryDirectory() as scratch, new_folder(to or Path(scratch) / "version") as free:
-        fetch_version(f"models:/{name}/{chosen}", uri, free)
+    with TemporaryDirectory() as scratch:
+        fetch_version(f"models:/{name}/{chosen}", uri, Path(scratch) / "version")
     before = put_forward(uri, name, chosen)
     instead = "" if before in (None, chosen) else f"; instead of #{before}"
     print(f"champion: #{chosen}, every file as it was published{instead}")
-    if to:
-        print(f"its files: {to}")
     _print_usage(name, "@champion")
 
 

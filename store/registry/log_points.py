@@ -71,7 +71,7 @@ class RowReader:
 
 
 class LogPoints:
-    """Yields the points of the curves that are not in MLflow yet.
+    """Yields the points of the curves.
 
     An update or a drift has the time of the prompt after which it happened. Prompts of several workers are in the order
     in which they finished; so those after the last commit of a worker that is still at work are left for later.

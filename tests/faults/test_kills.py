@@ -3,7 +3,6 @@
 Kills at random instants are in `test_many_kills.py`.
 """
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -25,18 +24,6 @@ from store.log.compaction import compact
 from store.log.manifest import read_manifest
 
 PLACES = ("commit: inside the checkpoint", "commit: before the manifest", "commit: after the manifest")
-# A compaction runs while a resumed run removes what was not committed.
-COMPACTING = """
-import threading
-import store.log.compaction, store.log.run_log
-forget = store.log.run_log.remove_uncommitted
-def meanwhile(run_folder, manifest):
-    compaction = threading.Thread(target=store.log.compaction.compact, args=(run_folder,))
-    compaction.start()
-    compaction.join(1.0)
-    forget(run_folder, manifest)
-store.log.run_log.remove_uncommitted = meanwhile
-"""
 # Kills the process just before one of the calls that change files.
 BEFORE_A_CALL = """
 import itertools, os, signal
@@ -160,13 +147,5 @@ def test_a_run_that_is_compacted_while_it_writes_and_killed_has_the_same_rows(
             if die and checkpoints(run) > 6:
                 life.send(signal.SIGKILL)
         assert life.end().status == (-signal.SIGKILL if die else 0)
-    assert joined_parts(run)
-    assert differences(run, whole) == []
-
-
-@pytest.mark.slow
-def test_a_compaction_while_a_run_resumes_loses_nothing(half: Path, whole: Path, tmp_path: Path):
-    run = shutil.copytree(half, tmp_path / "run")
-    Life(World(tmp_path / "world", before=COMPACTING), ["replay", "--resume", run]).end().assert_clear(0)
     assert joined_parts(run)
     assert differences(run, whole) == []

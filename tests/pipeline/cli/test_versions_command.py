@@ -22,7 +22,7 @@ from pipeline.cli.versions import versions_group
 from store.errors import CorruptError, ModelError, OmnidraftError, UsageError
 from store.registry.mlflow_client import connect
 from store.registry.registered_version import name_of_pair
-from store.registry.registry import default_uri, fetch_version, list_versions
+from store.registry.registry import default_uri, list_versions
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(versions_group, name="versions")
@@ -96,12 +96,6 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
                   if "champion" in one["aliases"]) == [(other, 1), (MODEL, 2)]  # fmt: skip
 
 
-def test_the_list_is_for_programs_too(runs: Path):
-    newest, baseline = json.loads(output_of("versions", "--runs", str(runs), "--json"))
-    assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.25, ["candidate"])
-    assert (baseline["number"], baseline["parent"], baseline["acceptance"], baseline["aliases"]) == (1, None, None, [])
-
-
 def test_show_prints_the_manifest_the_metrics_and_how_to_use_it(runs: Path):
     printed = output_of("versions", "show", "2", "--runs", str(runs))
     for line in (
@@ -168,26 +162,6 @@ def test_a_version_is_promoted_and_rolled_back(five: Path):
     with pytest.raises(ModelError, match=f"former champion.*`omnidraft versions promote N --name {MODEL}`"):
         output_of("versions", "rollback", *where)
     assert output_of("versions", "show", "champion", *where) == output_of("versions", "show", "2", *where)
-
-
-def test_the_checked_files_of_a_champion_are_in_the_named_folder(five: Path, tmp_path: Path):
-    kept = tmp_path / "kept"
-    printed = output_of("versions", "promote", "3", "--to", str(kept), "--runs", str(five))
-    assert "champion: #3, every file as it was published" in printed
-    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter@champion\n")
-    assert champion(five) == 3
-    fetched = fetch_version(f"models:/{MODEL}@champion", default_uri(five), tmp_path / "fetched")
-    assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
-
-
-def test_a_champion_is_not_written_into_a_file_or_the_working_folder(five: Path, tmp_path: Path, monkeypatch):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    for folder, message in (("../file", "new or empty"), ("../file/x", "name another"), (".", "working directory")):
-        with pytest.raises(UsageError, match=message):
-            output_of("versions", "promote", "3", "--to", folder, "--runs", str(five))
-    assert champion(five) is None
 
 
 def test_a_damaged_version_is_not_put_into_service(five: Path):
