@@ -11,12 +11,7 @@ _MOST_MESSAGES = 100  # different ones that are remembered
 
 
 class RepeatedWarnings(logging.Filter):
-    """Passes each warning once per interval; the next one that passes has the number of those that did not.
-
-    Args:
-        seconds: the interval.
-        clock: monotonic, in seconds.
-    """
+    """Passes each warning once in so many seconds; the next one that passes has the number of those that did not."""
 
     def __init__(self, seconds: float = EVERY_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

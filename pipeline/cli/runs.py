@@ -42,11 +42,8 @@ def local_run(run: Path | None, runs: Path) -> Path:
 
 
 def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
-    """Return the newest run that can be resumed, of the kinds that the command resumes.
-
-    Raises:
-        RunError: there is none.
-        CorruptError: a newer run than the one that can be resumed is damaged.
+    """Return the newest run that can be resumed, of the kinds that the command resumes. Raises RunError if there is
+    none.
     """
     from pipeline.run.folder import CONFIG, is_unfinished
     from store.log.manifest import has_manifest, read_manifest

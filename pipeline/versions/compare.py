@@ -135,12 +135,12 @@ def compare(
     scratch: Path,
     progress: Callable[[int], None],
 ) -> Comparison:
-    """Complete every prompt on both sides, in the order A B, B A, A B, ...
+    """Complete every prompt on both sides, in the order A B, B A, A B, ...; all must fit the models.
 
     Args:
         config: as from `make_comparison_config`.
         sides: two versions.
-        prompts: one or more; all must fit the models.
+        prompts: one or more.
         uri: URI of the registry, for targets that are registered models.
         scratch: an empty folder.
         progress: called with the number of completed prompts.

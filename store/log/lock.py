@@ -37,9 +37,6 @@ class RunLock:
     """The lock that a process holds while it writes a run; a context manager. Creates the folder if needed.
 
     The system releases the lock of a process that dies in any way, so nothing has to be cleaned up.
-
-    Raises:
-        RunError: another process holds the lock (the message names its id and host), or the folder cannot be created.
     """
 
     def __init__(self, run_folder: Path) -> None:

@@ -168,9 +168,8 @@ def read_manifest_file(path: Path) -> Manifest:
 def has_manifest(folder: Path) -> bool:
     """Return True if the folder of a run or of a partition has a log. Every writer calls this before it begins one.
 
-    Raises:
-        CorruptError: the manifests are missing, but there are files that are only written after one. A new log would
-            overwrite them.
+    Raises CorruptError if the manifests are missing while files are there that are only written after one: a new log
+    would overwrite them.
     """
     if (folder / MANIFEST).exists() or (folder / PREVIOUS).exists():
         return True

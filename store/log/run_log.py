@@ -85,26 +85,19 @@ class Mirror:
 
 
 class RunLog:
-    """Writes the events of one run. One thread appends and commits.
+    """Writes the events of one run; one thread appends and commits. A context manager, which finishes the log unless it
+    was closed before or an exception is raised.
 
-    A context manager: leaving it finishes the log, unless it was closed before or an exception is raised.
-
-    An unfinished log in the folder is continued after its last commit; later events are removed.
-
-    A failure of the writer thread is raised as `OmnidraftError` by every later `append`, `commit` and `finish`; earlier
-    commits stay valid.
+    An unfinished log in the folder is continued after its last commit; later events are removed. A failure of the
+    writer thread is raised as `OmnidraftError` by every later `append`, `commit` and `finish`; earlier commits stay
+    valid.
 
     Args:
         run_folder: folder of the log.
         part_rows: rows of a table that make a part.
-        queue_parts: full parts that may wait for the disk; when there are more, `append` waits, so that memory stays
-            bounded.
+        queue_parts: full parts that may wait for the disk; with more, `append` waits, so that memory stays bounded.
         mirror: copies every commit before it is done.
         kind: kind of the run, for the manifest.
-
-    Raises:
-        RunError: the folder has a finished log or cannot be written.
-        CorruptError: the manifest of the folder's log is lost.
     """
 
     def __init__(
@@ -319,9 +312,6 @@ def remove_uncommitted(run_folder: Path, manifest: Manifest) -> None:
 
     Parts that a compaction replaced have lower numbers than the newest committed part; they stay for readers until a
     compaction removes them.
-
-    Raises:
-        CorruptError: the file of rejected rows is shorter than when it was committed.
     """
     folder = run_folder / MANIFEST.parent
     for table in manifest.tables:

@@ -71,14 +71,10 @@ class RowReader:
 
 
 class LogPoints:
-    """Yields the points of the curves.
+    """Yields the points of the curves of a run that `began` so many milliseconds after 1970.
 
     An update or a drift has the time of the prompt after which it happened. Prompts of several workers are in the order
     in which they finished; so those after the last commit of a worker that is still at work are left for later.
-
-    Args:
-        began: when the run began, in milliseconds since 1970.
-        targets: of the run.
     """
 
     def __init__(self, began: int, targets: Sequence[str]) -> None:

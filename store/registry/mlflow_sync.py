@@ -133,11 +133,8 @@ def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDes
 class _Replica:
     """What MLflow has of a run, and how to complete it.
 
-    Args:
-        client: of the store.
-        folder: the run's.
-        run: None if somebody deleted it in MLflow: then nothing is sent.
-        status: of the run in MLflow; once it is finished, MLflow has all points.
+    `run` is None if somebody deleted it in MLflow: then nothing is sent. Once its `status` is finished, MLflow has all
+    points.
     """
 
     def __init__(self, client: "MlflowClient", folder: Path, run: SentRun | None, status: str = "") -> None:

@@ -80,14 +80,9 @@ class SentRun:
 
 
 class Publication:
-    """Sends one version of a run to MLflow. Raises CorruptError if its files are not as they were sealed.
+    """Sends one version of a run that is in MLflow. Raises CorruptError if its files are not as they were sealed.
 
-    Args:
-        client: of the store.
-        run: its run, which is there already.
-        made: its event.
-        folder: of its files.
-        trained: whether the drafter itself differs from its parent.
+    `trained`: whether the drafter itself differs from its parent.
     """
 
     def __init__(

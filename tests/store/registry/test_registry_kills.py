@@ -16,7 +16,7 @@ from store.registry.registry import default_uri
 
 ROOT = Path(__file__).parents[3]
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])}
-CALLS = 81  # to MLflow, for the small run of registry_making
+CALLS = 82  # to MLflow, for the small run of registry_making
 HOW = ("before", "after", "twice")
 SHORT = [(at, HOW[at % 3]) for at in range(1, CALLS + 1, 12)]
 KILLED = """
