@@ -106,15 +106,11 @@ class Proxy:
     """Forwards requests to a server, with the fault that `mood` names.
 
     "well": none; "broken": responds 500; "mute": forwards the request and does not respond; "slow": responds late;
-    "moody": a random one of these, by a seed; "down", by `close`: refuses connections.
+    "moody": a random one of these, by a seed.
     """
 
     def __init__(self, server: str) -> None:
-        self.mood, self.requests, self._server = "well", 0, server.removeprefix("http://")
-        self._random = random.Random(5)
-        self._open(0)
-
-    def _open(self, port: int) -> None:
+        self.mood, self._server, self._random = "well", server.removeprefix("http://"), random.Random(5)
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -128,27 +124,16 @@ class Proxy:
             def log_message(self, *about: object) -> None:
                 pass
 
-        self._listener = ThreadingHTTPServer((HOST, port), Handler)
+        self._listener = ThreadingHTTPServer((HOST, 0), Handler)
         self._listener.daemon_threads = True
-        self.port = self._listener.server_address[1]
+        self.uri = f"http://{HOST}:{self._listener.server_address[1]}"
         threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True).start()
 
-    @property
-    def uri(self) -> str:
-        return f"http://{HOST}:{self.port}"
-
     def close(self) -> None:
-        """Refuse new connections and drop the open ones."""
-        self.mood = "down"
         self._listener.shutdown()
         self._listener.server_close()
 
-    def open_again(self) -> None:
-        self.mood = "well"
-        self._open(self.port)
-
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        self.requests += 1
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         mood = self._random.choice(["well", "well", "broken", "mute", "slow"]) if self.mood == "moody" else self.mood
         if mood == "slow":
@@ -156,8 +141,8 @@ class Proxy:
         if mood == "broken":
             self._respond(request, 500, {}, b'{"error_code": "INTERNAL_ERROR", "message": "on purpose"}')
             return
-        status, headers, answer = (0, {}, b"") if mood == "down" else self._forward(request, body)
-        if mood in ("mute", "down"):
+        status, headers, answer = self._forward(request, body)
+        if mood == "mute":
             request.close_connection = True
             request.connection.shutdown(socket.SHUT_RDWR)
         else:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from synthetic_runs import block, decision, make_update, prompt, small_run_events, two_blocks, write_run
+from synthetic_runs import make_update, prompt, small_run_events, write_run
 
-from store.errors import CorruptError, OmnidraftError, RunError
+from store.errors import OmnidraftError, RunError
 from store.events import Event, PromptCompleted, PromptRejected
 from store.log.compaction import compact
-from store.log.manifest import part_path, read_manifest
+from store.log.manifest import read_manifest
 from store.log.partitions import (
     LEARNER,
     close_partition,
@@ -84,24 +84,6 @@ def test_the_summary_and_the_check_are_those_of_one_run(whole: Path, parted: Pat
     with LogReader([parted]) as log:
         found = log.check()
     assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (rows, 0, 0)
-
-
-def test_a_contradiction_in_a_partition_is_found(tmp_path: Path):
-    doubtful = decision(offset=3, uniform=0.75, target_levels=(0.5,), drafter_levels=(1.0,))
-    run = write_partitions(tmp_path / "run", [doubtful, *two_blocks(0, "docs"), block(offset=0), prompt(offset=0)])
-    with LogReader([run]) as log:
-        (wrong,) = log.check().mismatches.to_pylist()
-    assert (wrong["run"], wrong["offset"]) == ("run", 3)
-
-
-def test_a_damaged_part_of_a_partition_is_named(parted: Path):
-    folder, part = named_parts(parted, "decisions")[-1]
-    path = part_path(folder, part)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptError, match="worker-001"):
-        LogReader([parted])
-    with LogReader([parted], skip_damaged=True) as log:
-        assert log.damaged == [path]
 
 
 def test_partitions_are_compacted_separately_and_counts_stay_correct(tmp_path: Path):

@@ -63,8 +63,3 @@ def test_another_table_is_refused(tmp_path: Path, columns: dict[str, list]):
     parquet.write_table(table, tmp_path / "ngrams")
     with pytest.raises(CorruptError, match="must be a saved n-gram cache"):
         read_ngrams(tmp_path / "ngrams", PAIR)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(CorruptError, match="nowhere"):
-        read_ngrams(tmp_path / "nowhere", PAIR)

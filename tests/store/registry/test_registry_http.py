@@ -11,7 +11,7 @@ from store.registry.mlflow_client import connect
 from store.registry.mlflow_sync import RunSync
 from store.registry.registry import default_uri
 
-MOODS = ("moody", "down", "broken", "slow", "mute")
+MOODS = ("moody", "broken", "slow", "mute")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,7 @@ def send_through_proxy(folder: Path, server: str, mood: str) -> None:
     """Send the commits of a run, of which those in the middle meet a server in a mood."""
     proxy = Proxy(server)
     for number, run in enumerate(play(folder)):
-        if number == 1:
-            spoil(proxy, mood)
-        if number == 4:
-            restore(proxy, mood)
+        proxy.mood = mood if number in (1, 2, 3) else "well"
         if number in (0, 4):
             sync_until_sent(folder, proxy.uri)
             continue
@@ -78,17 +75,3 @@ def send_through_proxy(folder: Path, server: str, mood: str) -> None:
         except Exception:
             assert mood != "slow"
     proxy.close()
-
-
-def spoil(proxy: Proxy, mood: str) -> None:
-    if mood == "down":
-        proxy.close()
-    else:
-        proxy.mood = mood
-
-
-def restore(proxy: Proxy, mood: str) -> None:
-    if mood == "down":
-        proxy.open_again()
-    else:
-        proxy.mood = "well"
