@@ -192,7 +192,7 @@ class RunLog:
     def _hand_over(self, kind: type) -> None:
         """Queue the pending rows of one table; waits while the queue is full, which bounds the memory."""
         if rows := self._pending[kind]:
-            self._jobs.put(partial(self._files.write, _TABLE_OF[kind], rows))
+            self._jobs.put(partial(self._files.parts.write, _TABLE_OF[kind], rows))
             self._pending[kind] = []  # only now: a Ctrl-C while waiting must not lose the rows
 
     def _work(self) -> None:
@@ -237,7 +237,7 @@ class _LogFiles:
             raise RunError(
                 f"{run_folder} must be a folder that can be written, got {error}; try another --run"
             ) from error
-        self._parts = PartWriter(run_folder, manifest.tables)
+        self.parts = PartWriter(run_folder, manifest.tables)
         self._checkpoint = manifest.checkpoint
         self._number = int(manifest.checkpoint.folder.rpartition("/")[2]) if manifest.checkpoint else 0
 
@@ -261,9 +261,6 @@ class _LogFiles:
         edit_manifest(self._run_folder, reopen)  # from here on the previous manifest names no other files
         return edit_manifest(self._run_folder, clean)
 
-    def write(self, table: str, rows: list[LoggedEvent]) -> None:
-        self._parts.write(table, rows)
-
     def commit(self, commit: Commit, rejected_bytes: int) -> None:
         """Write the checkpoint, then name it and every part written so far in the manifest."""
         started = perf_counter()
@@ -277,7 +274,7 @@ class _LogFiles:
             if checkpoint is None:  # writing one has synced the folder
                 sync_folder(self._run_folder)
         fault_point("commit: before the manifest")
-        written = self._parts.take()
+        written = self.parts.take()
         previous: Checkpoint | None = None
 
         def add_commit(manifest: Manifest) -> Manifest:

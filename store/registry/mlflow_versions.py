@@ -202,8 +202,9 @@ class Publication:
         manifest = digest_of(self._folder / MANIFEST)
         tags = tags_of(self._made, self._lineage, self._metrics, manifest)
         note = version_note(self._made, self._lineage)
+        mine = f"name = '{self._model}' and run_id = '{run_id}'"
         version: ModelVersion = find_or_create(
-            lambda: find_versions(client, self._model, run_id),
+            lambda: list(client.search_model_versions(mine, order_by=["version_number ASC"])),
             lambda: client.create_model_version(
                 self._model, f"models:/{model_id}", run_id, tags=tags, description=note, model_id=model_id
             ),
@@ -233,12 +234,6 @@ def _order_metrics(made: VersionPublished, manifest: VersionManifest) -> dict[st
     known: Mapping[str, float | None] = {**manifest["metrics"], **more}
     ordered = {key: known.get(key) for key in (*_FIRST, *known)}
     return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
-
-
-def find_versions(client: "MlflowClient", model: str, run_id: str) -> list["ModelVersion"]:
-    """Find the registered versions of a nested run, oldest first."""
-    mine = f"name = '{model}' and run_id = '{run_id}'"
-    return list(client.search_model_versions(mine, order_by=["version_number ASC"]))
 
 
 def stream_of(description: RunDescription) -> "Dataset":

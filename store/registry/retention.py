@@ -95,11 +95,7 @@ def _not_needed(client: "MlflowClient", uri: str, name: str, keep_last: int) -> 
         return []
     champion, former = _champions(client, name)
     used = [version.number for version in versions if {CHAMPION, CANDIDATE} & set(version.aliases)]
-    kept = _with_ancestors([*used, *_still_there(former, versions, champion)[-1:]], versions)
+    used += _still_there(former, versions, champion)[-1:]
+    kept = {ancestor for number in used for ancestor in find_lineage(number, versions)}
     kept |= {version.number for version in versions[:keep_last]}
     return sorted({version.number for version in versions} - kept)
-
-
-def _with_ancestors(numbers: Sequence[int], versions: Sequence[RegisteredVersion]) -> set[int]:
-    known = {version.number for version in versions}
-    return {ancestor for number in numbers if number in known for ancestor in find_lineage(number, versions)}

@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> VersionManifest:
     if size > MANIFEST_BYTES:
         raise CorruptError(f"{path} must have at most {MANIFEST_BYTES} bytes, got {size}; fetch the version again")
     try:
-        manifest = json.loads(path.read_bytes(), object_pairs_hook=_without_repetition)
+        manifest = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} must be JSON, but: {error}; fetch the version again") from error
     try:
@@ -139,15 +139,6 @@ def read_manifest(folder: Path) -> VersionManifest:
             f"{path} has nothing for '{place}', or something of the wrong kind: {first['msg']}; fetch the version again"
         ) from error
     return cast("VersionManifest", manifest)  # with any further fields
-
-
-def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Raise ValueError for a repeated name, which other JSON parsers could read differently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _file_names(folder: Path) -> list[str]:

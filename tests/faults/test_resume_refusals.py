@@ -72,11 +72,6 @@ def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: s
     assert read_manifest(run) == before
 
 
-@pytest.mark.slow
-def test_another_mlflow_server_is_allowed(run: Path, tmp_path: Path):
-    type_command(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
-
-
 def test_a_new_run_in_the_same_folder(stream: Stream, run: Path, tmp_path: Path):
     before = read_manifest(run)
     type_command(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")

@@ -1,6 +1,7 @@
 """Events with readable defaults, and a small run whose metrics can be worked out by hand."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from store.events import (
 from store.files import digest_of
 from store.log.manifest import MANIFEST, digest_of_content
 from store.log.run_log import RunLog
+from store.query.log_reader import LogReader
 
 
 def decision(**changes: Any) -> TokenDecision:
@@ -223,6 +225,17 @@ def write_run(folder: Path, events: list[Event]) -> Path:
         for event in events:
             log.append(event)
     return folder
+
+
+def problems(folder: Path, events: list[Event]) -> list[str]:
+    """What the check finds in a run of these events."""
+    with LogReader([write_run(folder, events)]) as log:
+        return log.check().mismatches["problem"].to_pylist()
+
+
+def single(value: float) -> float:
+    """The float32 nearest to `value`."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def change_manifest(run: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -4,7 +4,7 @@ them.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,22 +89,18 @@ def test_speed_is_the_median_ratio_over_prompts():
     assert (found.first, found.second) == (tokens, 2 * tokens), "all three are medians over prompts"
 
 
-def test_a_metric_that_cannot_be_computed_is_none():
-    assert compare_counts([passage(0, 0)], [passage(1)])["acceptance_rate"] == PairedMetric(None, 0.1, None, None, None)
-
-
-def test_where_few_prompts_were_judged_there_is_a_change_without_an_interval():
-    found = compare_counts([passage(0, 0)] * 9 + [passage(2)], [passage(5)] * 10)["acceptance_rate"]
-    assert (found.first, found.second, found.low, found.high) == (0.2, 0.5, None, None)
-
-
-def test_few_prompts_prove_nothing():
-    for metric in compare_counts([passage(1)] * (MIN_PROMPTS - 1), [passage(5)] * (MIN_PROMPTS - 1)).values():
-        assert metric.change is not None
-        assert (metric.low, metric.high) == (None, None)
-    assert compare_counts([passage(1)] * MIN_PROMPTS, [passage(5)] * MIN_PROMPTS)[
-        "acceptance_rate"
-    ].low == pytest.approx(0.4)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([passage(0, 0)], [passage(1)], (None, 0.1, None, None, None)),  # nothing was judged
+        ([passage(0, 0)] * 9 + [passage(2)], [passage(5)] * 10, (0.2, 0.5, 0.3, None, None)),  # of few prompts
+        ([passage(1)] * (MIN_PROMPTS - 1), [passage(5)] * (MIN_PROMPTS - 1), (0.1, 0.5, 0.4, None, None)),
+        ([passage(1)] * MIN_PROMPTS, [passage(5)] * MIN_PROMPTS, (0.1, 0.5, 0.4, 0.4, 0.4)),
+    ],
+)
+def test_what_cannot_be_computed_is_none(first: list, second: list, expected: tuple[float | None, ...]):
+    found = astuple(compare_counts(first, second)["acceptance_rate"])
+    assert [None if value is None else round(value, 9) for value in found] == list(expected)
 
 
 def test_accepted_tokens_are_of_the_blocks_that_the_model_drafted():

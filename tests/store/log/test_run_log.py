@@ -124,8 +124,8 @@ def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
 
     log = RunLog(tmp_path, part_rows=1)
     monkeypatch.setattr(parts_module, "write_whole", fail_once)
-    log._jobs.put(lambda: log._files.write("decisions", [decision()]))
-    log._jobs.put(lambda: log._files.write("decisions", [decision(offset=1)]))
+    log._jobs.put(lambda: log._files.parts.write("decisions", [decision()]))
+    log._jobs.put(lambda: log._files.parts.write("decisions", [decision(offset=1)]))
     with pytest.raises(OmnidraftError, match="one bad moment"):
         log.finish()
     assert not failures

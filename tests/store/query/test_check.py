@@ -2,7 +2,6 @@
 
 import math
 import random
-import struct
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +12,8 @@ from synthetic_runs import (
     decision,
     make_rejection,
     make_unjudged,
+    problems,
+    single,
     small_run_events,
     two_blocks,
     write_run,
@@ -21,11 +22,6 @@ from synthetic_runs import (
 from store.events import DraftSource, Origin, Translation
 from store.log.manifest import part_path, read_manifest
 from store.query.log_reader import LogReader
-
-
-def problems(folder, events):
-    with LogReader([write_run(folder, events)]) as log:
-        return log.check().mismatches["problem"].to_pylist()
 
 
 def test_a_sound_log_has_no_mismatch_and_reports_the_derived_decisions(tmp_path):
@@ -48,11 +44,6 @@ def test_a_changed_number_in_the_file_is_found(tmp_path):
     assert (row["block"], row["index"], row["outcome"], row["uniform"]) == (0, 1, "rejected", 0.25)
     assert row["acceptance_probability"] == 0.5
     assert "product of the levels" in row["problem"]
-
-
-def single(value):
-    """The float32 nearest to `value`."""
-    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 def test_outcomes_agree_with_python_on_the_float32_values(tmp_path):

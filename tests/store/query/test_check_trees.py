@@ -1,24 +1,17 @@
 """Decisions about trees of target tokens are derived again, from all rows of a place."""
 
 import random
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic_runs import bonus, decision, make_unjudged, write_run
+from synthetic_runs import bonus, decision, make_unjudged, problems, single, write_run
 from tree_making import NODES, OTHER, emit, make_candidate, make_tree
 
-from store.events import DraftSource, Event, Origin, Outcome, TokenDecision
+from store.events import DraftSource, Origin, Outcome, TokenDecision
 from store.log.manifest import part_path, read_manifest
 from store.log.run_log import Commit, RunLog
 from store.query.log_reader import LogReader
-
-
-def problems(folder: Path, events: list[Event]) -> list[str]:
-    with LogReader([write_run(folder, events)]) as log:
-        return log.check().mismatches["problem"].to_pylist()
-
 
 SOUND = {
     "the first and its second child": (make_tree(NODES, [0.4, 0.6]), ["accepted", "alternative", "accepted"]),
@@ -41,11 +34,6 @@ def test_a_sound_tree_has_no_mismatch(tmp_path: Path, name: str):
 def test_a_tree_that_the_end_of_the_sequence_truncated(tmp_path: Path, rows: int):
     """Decisions after the last emitted token are dropped, so a place may lack its last candidates."""
     assert problems(tmp_path, make_tree(NODES, [0.4, 0.6])[:rows]) == []
-
-
-def single(value: float) -> float:
-    """The float32 nearest to `value`."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def random_nodes(draw: random.Random) -> list[tuple[int, int, float]]:
