@@ -1,6 +1,7 @@
 import json
 import shutil
 import threading
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -145,9 +146,12 @@ def test_append_waits_for_the_disk_so_memory_is_bounded(tmp_path, monkeypatch):
             log.append(decision(offset=offset))
             appended.append(offset)
 
-    producer = threading.Thread(target=produce)
+    producer = threading.Thread(target=produce, daemon=True)
     producer.start()
-    producer.join(timeout=0.5)
+    deadline = time.monotonic() + 60
+    while len(appended) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    producer.join(timeout=0.2)
     assert producer.is_alive()
     assert len(appended) == 3  # one being written, two in the queue
     disk.set()
