@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Decision, Proposal, SequenceState, Verdict
+from stages.contract.blocks import Decision, Proposal, SequenceState, TopLogits, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.teacher import Supervision, TrieTeacher
+from stages.learn.examples.teacher import TrieTeacher
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
@@ -258,7 +258,7 @@ class Verify(Stage[Proposal, Verdict]):
             for start, stop in pairwise(starts)
         ]
         outcomes = list(map(self._decide_row, batch, levels, targets))
-        supervision = self._supervise(batch, outcomes, logits_NV, starts)
+        soft_targets = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
         raw = _collect_raw_values(batch, outcomes, logits_NV, starts)
         states: Sequence[Tensor | None] = [None] * len(batch)
@@ -266,7 +266,7 @@ class Verify(Stage[Proposal, Verdict]):
             emitting = [emitting_lines(decisions) for decisions in outcomes]
             places = [start + line for start, own in zip(starts, emitting, strict=False) for line in own]
             states = self._project(hidden_NW[places]).split(list(map(len, emitting)))
-        columns = zip(batch, read, outcomes, supervision, logprobs, states, raw, strict=True)
+        columns = zip(batch, read, outcomes, soft_targets, logprobs, states, raw, strict=True)
         return [self._extend_row(*parts) for parts in columns]
 
     def _supervise(
@@ -275,16 +275,16 @@ class Verify(Stage[Proposal, Verdict]):
         outcomes: Sequence[tuple[Decision, ...]],
         logits_NV: Tensor,
         starts: Sequence[int],
-    ) -> list[Supervision]:
-        """Return the supervision of each row; empty for rows that collect no examples."""
+    ) -> list[TopLogits | None]:
+        """Return the soft targets of each row; None for rows that collect no examples."""
         numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_soft_targets]
         if not numbers or self._teacher is None:
-            return [Supervision()] * len(batch)
+            return [None] * len(batch)
         logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)
         chosen = [batch[number] for number in numbers], [outcomes[number] for number in numbers]
         found = self._teacher(*chosen, logits_NV, [starts[number] for number in numbers])
         by_number = dict(zip(numbers, found, strict=True))
-        return [by_number.get(number, Supervision()) for number in range(len(batch))]
+        return [by_number.get(number) for number in range(len(batch))]
 
     def _decide_row(
         self, proposal: Proposal, levels: Sequence[Levels], target: RowDistributions
@@ -327,7 +327,7 @@ class Verify(Stage[Proposal, Verdict]):
         proposal: Proposal,
         read: int,
         decisions: tuple[Decision, ...],
-        supervision: Supervision,
+        soft_targets: TopLogits | None,
         logprobs: tuple[TokenLogprobs, ...],
         states: Tensor | None,
         raw: dict[int, RawValues],
@@ -350,4 +350,4 @@ class Verify(Stage[Proposal, Verdict]):
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs, states, raw)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, soft_targets, logprobs, states, raw)

@@ -101,13 +101,11 @@ def _losses() -> Study:
     names = ("direct", "hybrid", "trie", "acceptance")
     without_cache = {"cache.policy": "off"}
     learned = [StudyArm(name, {"learn.loss": name}) for name in names]
-    more = [StudyArm(f"{arm.name} + after rejection", {**arm.settings, "learn.off_policy": True}) for arm in learned]
     arms = (
         StudyArm("none", {"learn.enabled": False, **without_cache}),
         StudyArm("cache only", {"learn.enabled": False}),
         StudyArm("direct only", {"learn.loss": "direct", **without_cache}),
         *learned,
-        *more,
     )
     paper = (
         _paper("Llama3-8B", "table 1", none=(0.10, 0.94), direct_only=(0.32, 1.58), hybrid=(0.42, 1.70)),

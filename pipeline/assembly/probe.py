@@ -170,7 +170,7 @@ def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
     LOG.info("the target completes the %d prompts of the probe, once on this machine", len(PROMPTS))
     plain = config.with_overrides(_PLAIN)
     own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
-    teacher = TrieTeacher(models.pair, KEPT, models.drafter.device, temperature=1.0)
+    teacher = TrieTeacher(models.pair, KEPT)
     stages, prepare = make_drafting(plain, own, teacher=teacher), Admission(plain, own).admit
     rows = []
     for prompt in prompts():

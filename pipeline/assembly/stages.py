@@ -7,7 +7,7 @@ from functools import partial
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.costs import describe, make_costs
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.config.sections import DraftSettings, LearnSettings, PromptSettings, SamplingSettings
+from pipeline.config.sections import DraftSettings, PromptSettings, SamplingSettings
 from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
@@ -104,7 +104,7 @@ def make_drafting(
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
-        teacher or (make_teacher(models, params.temperature, config.learn) if learns else None),
+        teacher or (make_teacher(models, params.temperature) if learns else None),
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     allowed = len(draftable(draft, models.pair))
@@ -173,11 +173,9 @@ def _decode(
     )
 
 
-def make_teacher(models: DrafterModels, temperature: float, learn: LearnSettings) -> TrieTeacher:
+def make_teacher(models: DrafterModels, temperature: float) -> TrieTeacher:
     """Make what selects the target's likeliest tokens as soft targets, given the target's temperature."""
-    softened = max(SHARPEST_TEACHER, temperature)
-    device, off_policy = models.drafter.device, learn.off_policy
-    return TrieTeacher(models.pair, TOP_K, device, temperature=softened, off_policy=off_policy)
+    return TrieTeacher(models.pair, TOP_K, temperature=max(SHARPEST_TEACHER, temperature))
 
 
 def _make_readers(

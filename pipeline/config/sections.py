@@ -188,9 +188,6 @@ class LearnSettings(Section):
         "they save, or few of the drafter's tokens are rejected.",
     )
     rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
-    off_policy: bool = Field(
-        default=False, description="Whether drafted positions after the first rejection are trained on as well."
-    )
     lora_rank: int = Field(
         default=0,
         ge=0,

@@ -209,7 +209,7 @@ class LogTraining:
     def _make_examples(self, show: Callable[[str], None], stop: Callable[[], bool]) -> Iterator[TrainingExample]:
         """Yield the examples of the texts, by the target's passes over them; an example has the index of its text."""
         models = self._models
-        teacher = make_teacher(models, self.config.sampling.temperature, self.config.learn)
+        teacher = make_teacher(models, self.config.sampling.temperature)
         forcing = TeacherForcing(models.target, models.name, teacher, models.pair.context)
         for number, example in enumerate(forcing.make_examples(self._texts)):
             if stop():

@@ -47,7 +47,7 @@ def load_parts(
     if models.drafter.forward_pass.cuts_rows:
         prefixes = PrefixCache(config.prompts.cache_bytes, CHUNK) if config.prompts.cache_bytes else None
         decode.reader = PromptReader(models.drafter, CHUNK, prefixes, text=lambda row: row.pieces)
-    teacher = make_teacher(models, config.sampling.temperature, config.learn)
+    teacher = make_teacher(models, config.sampling.temperature)
     judge = Judge(
         facts.ends,
         pair.context,

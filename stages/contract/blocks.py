@@ -299,15 +299,6 @@ class TopLogits:
 
 
 @dataclass(frozen=True)
-class OffPolicySpan:
-    """The target's distributions along drafted pieces that were not emitted: those after the first rejection."""
-
-    start: int  # index in the row's pieces at which the rejected token would have begun
-    pieces: tuple[int, ...]  # the draft from there on, as far as the target read it
-    soft_targets: TopTokens  # those after the rejected token, positions counted from the row's beginning
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The decisions on a proposal, and the tokens that were appended to the row, up to the end of the sequence.
 
@@ -323,7 +314,6 @@ class Verdict:
     judged: int
     accepted: int
     soft_targets: TopLogits | None = field(default=None, repr=False)
-    branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
     states: Tensor | None = field(default=None, repr=False)
     raw: Mapping[int, RawValues] = field(default_factory=dict, repr=False)
@@ -348,7 +338,6 @@ class TrainingExample:
     labels: tuple[AcceptanceLabel, ...]  # one per judged piece
     ngram_positions: Sequence[int]  # indices of the pieces that belong to accepted n-grams (for the `hybrid` loss)
     judged: int = 0  # number of proposed tokens that were judged
-    branches: tuple[OffPolicySpan, ...] = ()  # soft targets after first rejections; empty unless enabled
     states: Numbers | None = None  # the target's reduced hidden state at each emitted token, int8 (tokens, S), or None
     scope: int = 0  # whose text it is, as that of its sequence
 

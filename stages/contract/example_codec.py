@@ -1,7 +1,7 @@
 """Encode training examples as flat arrays of numbers, without their labels.
 
-Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, branches; every list is preceded by
-its length. Soft targets have a header, their sizes and their arrays; an example without them has a 0. States come last:
+Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, a 0; every list is preceded by its
+length. Soft targets have a header, their sizes and their arrays; an example without them has a 0. States come last:
 their shape and their bytes, four to an integer.
 
 Floats: the probabilities of the soft targets.
@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Numbers, OffPolicySpan, TopTokens, TrainingExample
+from stages.contract.blocks import Numbers, TopTokens, TrainingExample
 
 Coded = tuple[Numbers, Numbers]  # integers, floats
 Part = Sequence[float] | Numbers
 HEADER = (1, -1)  # of soft targets: their number, and their kind, of which there is one
+NO_MORE = (0,)  # further texts with soft targets: there are none
 
 
 class IndexEntry(NamedTuple):
@@ -42,11 +43,7 @@ def _encode(example: TrainingExample) -> Coded:
         _append_list(integers, example.pieces)
         _append_list(integers, example.ngram_positions)
         _append_soft_targets(integers, floats, example.soft_targets)
-        integers.append((len(example.branches),))
-        for branch in example.branches:
-            integers.append((branch.start,))
-            _append_list(integers, branch.pieces)
-            _append_soft_targets(integers, floats, branch.soft_targets)
+        integers.append(NO_MORE)
         if example.states is not None:
             # Their bytes as integers, the last one filled up with zeros.
             of_states = np.frombuffer(example.states.tobytes() + bytes(-example.states.size % 4), np.int32)
@@ -117,15 +114,13 @@ class ExampleReader:
         offset, judged = self._integer(), self._integer()
         pieces, ngram_positions = self._list(), self._list()
         soft_targets = self._soft_targets() if self._integer() else None
-        branches = tuple(self._branch() for _ in range(self._integer()))
+        self._take(len(NO_MORE))
         states = None
         if has_states:
             tokens, size = self._integer(), self._integer()
             numbers = self._take((tokens * size + 3) // 4).astype(np.int32)
             states = np.frombuffer(numbers.tobytes(), np.int8, tokens * size).reshape(tokens, size)
-        return TrainingExample(
-            offset, target, pieces, soft_targets, (), ngram_positions, judged, branches, states, scope
-        )
+        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, states, scope)
 
     def _take(self, count: int) -> Numbers:
         self._next += count
@@ -136,10 +131,6 @@ class ExampleReader:
 
     def _list(self) -> tuple[int, ...]:
         return tuple(self._take(self._integer()).tolist())
-
-    def _branch(self) -> OffPolicySpan:
-        start, pieces, _ = self._integer(), self._list(), self._integer()
-        return OffPolicySpan(start, pieces, self._soft_targets())
 
     def _soft_targets(self) -> TopTokens:
         """Read soft targets, of whose header the first number is read."""

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from token_trees import Branches, make_tree, tree_proposals
 from torch import Tensor
 
-from stages.contract.blocks import Draft, OffPolicySpan, Proposal, SequenceState, Verdict
-from stages.learn.examples.teacher import Supervision
+from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.ngrams.trie import Trie
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.params import SamplingParams
@@ -224,7 +223,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
     def teach(batch, outcomes, logits_NV, starts):
         seen.append(([proposal.draft.row.offset for proposal in batch], list(starts)))
-        return [Supervision(None, OffPolicySpan(proposal.draft.row.offset, (), None)) for proposal in batch]
+        return [proposal.draft.row.offset for proposal in batch]
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[0].record_example, rows[2].private = False, True
@@ -234,7 +233,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
     proposals = [Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ()) for row in rows]
     verdicts = verify(proposals)
     assert seen == [([1, 3], [1, 3])]
-    assert [verdict.branch and verdict.branch.start for verdict in verdicts] == [None, 1, None, 3]
+    assert [verdict.soft_targets for verdict in verdicts] == [None, 1, None, 3]
 
 
 # Trees of target tokens.
@@ -406,7 +405,7 @@ def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
 
     def teach(batch, outcomes, logits_NV, starts):
         seen.append((logits_NV.argmax(-1).tolist(), list(starts)))
-        return [Supervision() for _ in batch]
+        return [None for _ in batch]
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[3].private = True

@@ -223,27 +223,6 @@ class _ProofReader:
             self._lengths[row] += len(good)
 
 
-def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
-    """Check whether a branch that is read next to a text has the logits that it has as its continuation.
-
-    Training reads the branches of a text with it, by a mask and positions (`stages/learn/examples/batches.py`).
-
-    Args:
-        read: computes logits (B, T, V) from ids, positions and a mask.
-    """
-    text, branch, start = _make_text(10, model), _make_text(14, model)[10:], 6
-    ids_1T = torch.tensor([[*text, *branch]], device=model.device)
-    positions_1T = torch.tensor([[*range(len(text)), *range(start, start + len(branch))]], device=model.device)
-    mask_TT = torch.ones(ids_1T.shape[1], ids_1T.shape[1], dtype=torch.bool, device=model.device).tril()
-    mask_TT[len(text) :, start : len(text)] = False
-    with catch_model_errors(), torch.inference_mode():
-        found_QV = read(ids_1T, positions_1T, mask_TT[None, None])[0, -len(branch) :]
-        expected_QV = read_at_once(model, [*text[:start], *branch])[-len(branch) :]
-        ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
-        return all(ratio <= tolerance(model) for ratio in ratios)
-    return False
-
-
 @torch.inference_mode()
 def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length: int) -> bool:
     """Check whether a forward pass that reads a tree of new tokens gives each the logits of its own path.

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from stages.engine.compiled.llama_forward import CompiledLlamaForward
 from stages.engine.compiled.llama_weights import (
     ROUNDED_INPUTS,
@@ -22,7 +20,6 @@ from stages.engine.forward_pass.proof import (
     ROUNDED_IN_16_BITS,
     catch_model_errors,
     check_spans,
-    follows_masks,
     follows_trees,
     pick_forward,
     tolerance,
@@ -77,7 +74,6 @@ class ForwardSearch:
 
     Args:
         pack: packs its weights, once; None where no forward pass computes with packed ones.
-        read: computes the logits of whole texts, as `LanguageModel.read`.
     """
 
     def __init__(
@@ -86,13 +82,12 @@ class ForwardSearch:
         name: str,
         weights: str,
         pack: Callable[[], PackedLlamaWeights] | None,
-        read: Callable[[Tensor, Tensor, Tensor], Tensor],
         *,
         batch_invariant: bool,
     ) -> None:
         self._model, self._name, self._weights = model, name, weights
         self._need = describe_need(weights, batch_invariant=batch_invariant)
-        self._pack, self._read = pack, read
+        self._pack = pack
         self.candidates = self._list_candidates()  # by name what makes each forward pass, the fastest first
 
     def _list_candidates(self) -> dict[str, Callable[[], Forward]]:
@@ -111,8 +106,7 @@ class ForwardSearch:
 
         Returns:
             What JSON can hold: the `forward` pass by name, the number of tokens of the `longest` text that it is proved
-            for (None: any), whether it follows masks (`branches`) and reads `trees`, and the `reasons` against those
-            before it.
+            for (None: any), whether it reads `trees`, and the `reasons` against those before it.
 
         Raises:
             ModelError: the model fails, or no forward pass is right.
@@ -134,7 +128,6 @@ class ForwardSearch:
             return {
                 "forward": list(self.candidates)[number],
                 "longest": longest,
-                "branches": follows_masks(self._model, self._read),
                 "trees": follows_trees(self._model, makers[number], limit, length),
                 "reasons": reasons,
             }

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
 from stages.engine.compiled.llama_weights import has_compiled_forward
-from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
@@ -91,8 +90,6 @@ class LanguageModel:
         self.batch_invariant = batch_invariant
         self._packed_weights: PackedLlamaWeights | None = None
         self.measurements = measurements or Measurements()
-        # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
-        self.attends_anywhere = True
         self.extra: nn.Module | None = None  # trained with the model, but no part of it
         self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
         self._changes = _WeightChanges()
@@ -172,9 +169,7 @@ class LanguageModel:
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
         pack = self._pack if self._can_pack() else None
-        search = ForwardSearch(
-            self.model, self.name, self.weights, pack, self.read, batch_invariant=self.batch_invariant
-        )
+        search = ForwardSearch(self.model, self.name, self.weights, pack, batch_invariant=self.batch_invariant)
         key = proof_key(self.model, fingerprint(self), self.weights, self.batch_invariant, *search.candidates)
         proof = self.measurements.get_or_measure("proof", key, search.prove)
         if proof["longest"] and proof["longest"] < self.max_length:
@@ -184,7 +179,7 @@ class LanguageModel:
                 proof["longest"],
             )
             self.max_length = proof["longest"]
-        self.attends_anywhere, self.reads_trees = proof["branches"], proof["trees"]
+        self.reads_trees = proof["trees"]
         if proof["forward"] != PACKED:
             self._packed_weights = None
             self.forward_pass = search.candidates[proof["forward"]]()
@@ -315,24 +310,12 @@ class LanguageModel:
             weight.requires_grad_()
         return copied
 
-    def read(self, ids_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor | None) -> Tensor:
-        """Compute logits of whole texts in float32 (B, T, V), without the cache; supports gradients.
-
-        Args:
-            ids_BT: the texts, padded on the right.
-            positions_BT: position of each id; used with a mask only.
-            mask_B1TT: True where the first index may attend to the second; None for causal texts.
+    def read(self, ids_BT: Tensor) -> Tensor:
+        """Compute logits of whole texts, padded on the right, in float32 (B, T, V), without the cache; supports
+        gradients.
         """
         self._activate()
-        if mask_B1TT is None:
-            output = self.model(input_ids=ids_BT, use_cache=False)
-        else:
-            with attend_by_position(AttentionPositions(positions_BT, positions_BT, mask_B1TT)):
-                ones_BT = torch.ones_like(ids_BT)  # no padding: what attends to what is in the mask
-                output = self.model(
-                    input_ids=ids_BT, attention_mask=ones_BT, position_ids=positions_BT, use_cache=False
-                )
-        logits_BTV: Tensor = output.logits.float()
+        logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits.float()
         return logits_BTV
 
     def _activate(self) -> None:

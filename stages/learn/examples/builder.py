@@ -13,7 +13,6 @@ from stages.contract.blocks import (
     AcceptanceLabel,
     Decision,
     Numbers,
-    OffPolicySpan,
     SequenceState,
     TopLogits,
     TopTokens,
@@ -96,7 +95,6 @@ class ExampleBuilder:
     labels: list[AcceptanceLabel] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0
-    branches: list[OffPolicySpan] = field(default_factory=list)
     states: list[Numbers] = field(default_factory=list)
 
     def add_verdict(self, verdict: Verdict) -> None:
@@ -106,8 +104,6 @@ class ExampleBuilder:
         self.ngram_positions += _ngram_positions(verdict)
         if verdict.proposal.draft.source is DraftSource.MODEL:  # the drafter's gain is measured on its own drafts
             self.judged += verdict.judged
-        if verdict.branch:
-            self.branches.append(verdict.branch)
         if verdict.states is not None:
             self.states.append(verdict.states.numpy())
 
@@ -120,7 +116,6 @@ class ExampleBuilder:
             tuple(self.labels),
             tuple(self.ngram_positions),
             self.judged,
-            tuple(self.branches),
             np.concatenate(self.states) if self.states else None,
             row.scope,
         )
@@ -140,5 +135,4 @@ class ExampleBuilder:
         labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
         soft_targets: list[TopTokens | TopLogits] = [example.soft_targets] if example.soft_targets else []
         states = [] if example.states is None else [example.states]
-        branches, positions = list(example.branches), list(example.ngram_positions)
-        return cls(soft_targets, labels, positions, example.judged, branches, states)
+        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, states)

@@ -1,4 +1,4 @@
-"""The teacher: the target's likeliest tokens at every emitted token, and optionally after rejections.
+"""The teacher: the target's likeliest tokens at every emitted token.
 
 It runs on the decoding thread in every block, so it only selects the largest logits. Their tokens are spelt in pieces
 once per text (`builder.py`), and soft targets are computed from these where the example is trained on
@@ -13,25 +13,16 @@ Shapes: N positions, V target tokens, K likeliest tokens, C chunks of the vocabu
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
+from stages.contract.blocks import Decision, Numbers, Proposal, TopLogits, TopTokens
 from stages.engine.compiled.lines.largest_logits import LargestLogits
 from stages.vocabulary.pair import Pair
-from store.events import Outcome
 
 CHUNK = 32  # tokens; of a chunk the largest logit decides whether its tokens are compared
-
-
-class Supervision(NamedTuple):
-    """The soft targets that one block gives one sequence."""
-
-    soft_targets: TopLogits | None = None  # at every emitted token, in order
-    span: OffPolicySpan | None = None
 
 
 class _Spelling:
@@ -60,17 +51,17 @@ class TrieTeacher:
     >>> from stages.contract.blocks import Draft, SequenceState
     >>> from stages.learn.examples.soft_targets import tabulate
     >>> from stages.sampling.random_source import SeededRandomSource
-    >>> from store.events import Origin
+    >>> from store.events import Origin, Outcome
     >>> spelling = (0,), (0, 1), (2,)
     >>> pair = Pair(pieces=spelling, context=spelling, drafter_size=3, digest="", unspelt=0)
-    >>> teacher = TrieTeacher(pair, top_k=3, device=torch.device("cpu"))
+    >>> teacher = TrieTeacher(pair, top_k=3)
     >>> rng = SeededRandomSource(seed=0, offset=0)
     >>> row = SequenceState(0, "id", "dataset", "text", [2], 1, [2], rng, remaining_tokens=9)
     >>> proposal = Proposal(Draft(row, (), torch.zeros(0, 3), (), None, ()), ())  # nothing was drafted
     >>> decisions = (Decision(0, None, Outcome.UNDRAFTED, emitted=1, origin=Origin.BONUS),)
     >>> logits_NV = torch.tensor([[0.25, 0.40, 0.35]]).log()  # N = 1 position, V = 3
-    >>> (supervision,) = teacher([proposal], [decisions], logits_NV, starts=[0])
-    >>> tokens = supervision.soft_targets.spell(supervision.soft_targets)
+    >>> (logits,) = teacher([proposal], [decisions], logits_NV, starts=[0])
+    >>> tokens = logits.spell(logits)
     >>> tokens.probs.astype(float).round(2).tolist(), tokens.lengths.tolist(), tokens.pieces.tolist()
     ([[0.4, 0.35, 0.25]], [[2, 1, 1]], [0, 1, 2, 0])
 
@@ -83,16 +74,10 @@ class TrieTeacher:
     ([1, 2], [0, 1], [[0, 2], [1, 0]])
     >>> table.group_NT.round(2).tolist(), table.direct_NT.round(2).tolist(), table.rest_N.round(2).tolist()
     ([[0.65, 0.35], [0.62, 0.0]], [[0.25, 0.35], [0.0, 0.0]], [0.0, 0.38])
-
-    Args:
-        off_policy: whether to teach after the first rejection too; the target has computed its distributions there
-            anyway.
     """
 
-    def __init__(
-        self, pair: Pair, top_k: int, device: torch.device, *, temperature: float = 1.0, off_policy: bool = False
-    ) -> None:
-        self.temperature, self._top_k, self._off_policy = temperature, min(top_k, len(pair.pieces)), off_policy
+    def __init__(self, pair: Pair, top_k: int, *, temperature: float = 1.0) -> None:
+        self.temperature, self._top_k = temperature, min(top_k, len(pair.pieces))
         self._context, self._spelling = pair.context, _Spelling(pair)
         self._find_largest = LargestLogits(self._top_k, temperature)
 
@@ -103,48 +88,21 @@ class TrieTeacher:
         outcomes: Sequence[tuple[Decision, ...]],
         logits_NV: Tensor,
         starts: Sequence[int],
-    ) -> list[Supervision]:
-        """Make the supervision of each sequence, before it is extended.
+    ) -> list[TopLogits]:
+        """Select the largest logits at the emitted tokens of each sequence, before it is extended.
 
         Args:
             logits_NV: the target's, sequences concatenated. Line `starts[i] + j` is that of the j-th emitted token of
-                sequence i. Unless its draft is a tree, there is one per verifiable token and one after the last.
+                sequence i.
         """
-        paths = [
-            _Path(
-                len(proposal.draft.row.pieces),
-                tuple(decision.emitted for decision in decisions if decision.emitted is not None),
-                start,
-            )
-            for proposal, decisions, start in zip(batch, outcomes, starts, strict=False)
-        ]
-        rejected: dict[int, int] = {}  # by sequence the index of its rejected token
-        if self._off_policy:
-            found = enumerate(map(_find_rejected, batch, outcomes))
-            rejected = {number: index for number, index in found if index is not None}
-        after = [  # the drafted tokens after the rejected one that the target read
-            _Path(
-                len(batch[number].draft.row.pieces) + batch[number].tokens[index].stop,
-                batch[number].verifiable[index + 1 :],
-                starts[number] + index + 1,
-            )
-            for number, index in rejected.items()
-        ]
-        selected = self._select([*paths, *after], logits_NV)
-        spans = {
-            number: _make_span(batch[number], index, logits)
-            for (number, index), logits in zip(rejected.items(), selected[len(paths) :], strict=True)
-        }
-        return [Supervision(logits, spans.get(number)) for number, logits in enumerate(selected[: len(paths)])]
-
-    def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopLogits]:
-        """Return the largest logits at each token of the paths."""
-        places = [path.line + number for path in paths for number in range(len(path.tokens))]
+        texts = [tuple(one.emitted for one in decisions if one.emitted is not None) for decisions in outcomes]
+        places = [start + number for start, text in zip(starts, texts, strict=False) for number in range(len(text))]
         ids_NK, values_NK, sums_N1 = self._find_top(logits_NV[:, : len(self._context)], places)
         selected, begin = [], 0
-        for path in paths:
-            lines = slice(begin, begin := begin + len(path.tokens))
-            selected.append(self.keep(path.position, path.tokens, ids_NK[lines], values_NK[lines], sums_N1[lines]))
+        for proposal, text in zip(batch, texts, strict=True):
+            lines = slice(begin, begin := begin + len(text))
+            position = len(proposal.draft.row.pieces)
+            selected.append(self.keep(position, text, ids_NK[lines], values_NK[lines], sums_N1[lines]))
         return selected
 
     def keep(
@@ -180,14 +138,6 @@ class TrieTeacher:
         return TopTokens(top.positions, levels_N, is_own_NK.argmax(1), probs_NK, lengths_NK, pieces)
 
 
-class _Path(NamedTuple):
-    """Target tokens in a text: the position of their first piece, and the line of the first one's logits."""
-
-    position: int
-    tokens: tuple[int, ...]
-    line: int
-
-
 def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits and their ids, in descending order (N, K).
 
@@ -202,17 +152,3 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
     values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
     return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
-
-
-def _make_span(proposal: Proposal, index: int, logits: TopLogits) -> OffPolicySpan:
-    start, last = proposal.tokens[index].start, proposal.tokens[len(proposal.verifiable) - 1]
-    pieces = proposal.draft.pieces[start : last.stop]
-    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, logits.spell(logits))
-
-
-def _find_rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | None:
-    """Return the index of the rejected token if the target has read it and a token after it; a tree has no spans."""
-    if proposal.draft.tree:
-        return None
-    found = next((one.index for one in decisions if one.outcome is Outcome.REJECTED), None)
-    return found if found is not None and found + 1 < len(proposal.verifiable) else None

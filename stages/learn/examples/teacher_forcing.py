@@ -73,7 +73,7 @@ class TeacherForcing:
             if tokens:
                 active.append((number, start))
             start += len(tokens)
-        supervisions = self._teacher(
+        soft_targets = self._teacher(
             [Proposal(Draft(rows[number], (), torch.zeros(0, 0), (), None, ()), ()) for number, _ in active],
             [
                 tuple(
@@ -85,10 +85,9 @@ class TeacherForcing:
             logits_NV,
             [start for _, start in active],
         )
-        for (number, _), supervision in zip(active, supervisions, strict=True):
+        for (number, _), of_text in zip(active, soft_targets, strict=True):
             row, builder = rows[number], builders[number]
-            if supervision.soft_targets:
-                builder.soft_targets.append(supervision.soft_targets)
+            builder.soft_targets.append(of_text)
             for token in emitted[number]:
                 pieces = self._context[token]
                 if len(pieces) > 1:

@@ -173,19 +173,18 @@ def find_states(
     example: TrainingExample, positions_N: Numbers, first_N: Numbers, back: int
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Find the state that a draft reads at each supervised position of an example's text, if it begins `back` tokens
-    before that of the position. Branches, whose positions follow those of the text, have no states.
+    before that of the position.
 
     Returns:
         which of the positions have a state (indices); the number of pieces from the draft's beginning to each of these;
         their states.
     """
-    in_text_N = positions_N <= len(example.pieces)
-    starts = positions_N[in_text_N & first_N]
+    starts = positions_N[first_N]
     nothing = np.zeros(0, np.int64)
     if example.states is None or len(example.states) != len(starts):
         return nothing, nothing, np.zeros((0, SIZE), np.int8)
     begins_N = np.searchsorted(starts, positions_N, side="right") - 1 - back
-    (found,) = ((begins_N > 0) & in_text_N).nonzero()
+    (found,) = (begins_N > 0).nonzero()
     begins = begins_N[found]
     return found, positions_N[found] - starts[begins], example.states[begins - 1]
 
@@ -322,7 +321,7 @@ class OutputLayerTrainer(DrafterTrainer):
             loss += float(self._loss(student, places.teacher, ngram_log_M)) * count
             measured_S += self._measure_strengths(places.take(places.teacher.first_N), before_DX)
             self._add_to_sums(places, later, 1.0)
-            positions, pieces = positions + count, pieces + batch.packed.pieces_BT.numel()
+            positions, pieces = positions + count, pieces + batch.pieces_BT.numel()
             self._yield_cpu()
         self._learned |= dict.fromkeys(examples, 1.0)
         for example in list(self._learned)[: max(0, len(self._learned) - self._training.replay)]:
@@ -348,7 +347,7 @@ class OutputLayerTrainer(DrafterTrainer):
         hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
         states_NF, _ = self._state_features(batch, 0)
         earlier_NF, has_N = self._state_features(batch, 1)
-        forbidden_ND = batch.forbidden_BD[batch.packed.rows_N]
+        forbidden_ND = batch.forbidden_BD[batch.rows_N]
         places = Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
         later = LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
         return places, later, ngram_log_M
@@ -357,7 +356,7 @@ class OutputLayerTrainer(DrafterTrainer):
         """Return the features of the targets' states at the supervised positions (N, targets x F), and where there are
         any (N,). `back`: how many tokens before that of a position its draft begins.
         """
-        rows_N, places_N = batch.packed.rows_N, batch.packed.places_N
+        rows_N, places_N = batch.rows_N, batch.places_N
         states, targets = self._candidate.extra, targets_of(self._candidate)
         features_NTF = torch.zeros(len(rows_N), len(targets), FEATURES if targets else 0, device=rows_N.device)
         has_N = torch.zeros(len(rows_N), dtype=torch.bool, device=rows_N.device)
@@ -399,10 +398,10 @@ class OutputLayerTrainer(DrafterTrainer):
         return found
 
     def _read_new(self, examples: Sequence[TrainingExample]) -> None:
-        for batch in self._batcher.make_batches([one for one in examples if one not in self._read], branches=False):
+        for batch in self._batcher.make_batches([one for one in examples if one not in self._read]):
             places, _, _ = self._read_batch(batch)
             for row, example in enumerate(batch.examples):
-                own = places.take((batch.packed.rows_N == row) & batch.teacher.first_N)
+                own = places.take((batch.rows_N == row) & batch.teacher.first_N)
                 forbidden_ND = batch.forbidden_BD[row].expand(len(own.features_NX), -1)  # one line for all
                 self._read[example] = replace(own, forbidden_ND=forbidden_ND)
             self._yield_cpu()

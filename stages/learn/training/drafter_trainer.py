@@ -201,7 +201,7 @@ class DrafterTrainer:
             group["lr"] = self._training.rate * self._lr_scale
         batches = list(self._batcher.make_batches(examples))
         positions = sum(len(batch.teacher.rest_N) for batch in batches)
-        pieces = sum(batch.packed.pieces_BT.numel() for batch in batches)
+        pieces = sum(batch.pieces_BT.numel() for batch in batches)
         losses = []
         for _ in range(self._training.steps):
             self._optimizer.zero_grad(set_to_none=True)
@@ -224,7 +224,7 @@ class DrafterTrainer:
     @torch.no_grad()
     def _score(self, model: LanguageModel, examples: Sequence[TrainingExample]) -> Scores:
         found: Scores = {}
-        for batch in self._batcher.make_batches(examples, branches=False):
+        for batch in self._batcher.make_batches(examples):
             student, _ = self._batcher.compute_distributions(model, batch)
             measured_N = (self._measure(student, batch.teacher) * batch.teacher.first_N).double()
             totals, tokens = (sum_by_row(values_N, batch) for values_N in (measured_N, batch.teacher.first_N.double()))

@@ -56,7 +56,7 @@ class Probe:
 
     def __init__(self, examples: Sequence[TrainingExample], model: LanguageModel, allowed: Collection[int]) -> None:
         self._batcher = ExampleBatcher(model, {example.target: allowed for example in examples})
-        self._batches = list(self._batcher.make_batches(examples, branches=False))
+        self._batches = list(self._batcher.make_batches(examples))
 
     @torch.no_grad()
     def score(self, model: LanguageModel) -> dict[TrainingExample, ProbeScore]:

@@ -110,7 +110,6 @@ CASES: dict[str, dict[str, Any]] = {  # settings, and constants by their names i
     "a small cache by counts": {"cache__budget_bytes": 2000, "sampling__temperature": 1.0},
     "paused drafting": {"draft__pause": True, "draft__costs": 0.9},
     "bfloat16": {"dtype": "bfloat16", "batch": 2},
-    "targets after rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
     "without learning": {"learn__enabled": False},
     "known prefixes": {"prompt_chunk": 2, "batch": 3, "sampling__temperature": 1.0},
     "least squares": {"learn__method": "least-squares", "draft__sources": ("model",)},

@@ -72,7 +72,7 @@ def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:
 def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
     tiny_trio: TinyTrio, mixed: Path, targets: dict[str, Models], tmp_path: Path, lora: bool, batch: int
 ):
-    config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, batch=batch, learn__off_policy=lora)
+    config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, batch=batch)
     run_replay(config, tmp_path / "run")
     prompts = table_of(tmp_path / "run", "prompts").to_pylist()
     expected = {row["offset"]: plainly(targets[row["target"]], row["prompt_text"]) for row in prompts}
@@ -155,7 +155,7 @@ def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
 @torch.no_grad()
 def logits_of(models: Models) -> torch.Tensor:
     ids_1T = torch.tensor([models.drafter_vocabulary.encode("Ida has 7 stones and")])
-    return models.drafter.read(ids_1T, torch.arange(ids_1T.shape[1])[None], None)
+    return models.drafter.read(ids_1T)
 
 
 def test_a_drafter_s_folder_with_an_adapter_comes_back_with_lora_and_merged_without(

@@ -69,7 +69,7 @@ def test_the_examples_of_a_log_are_those_of_decoding(
     texts, shared, left_out = encode_texts(models, [read_run_texts(folder)])
     assert (len(texts), shared, left_out) == (20, 20, {})
     config = config_of(tiny_pair, **SETTINGS)
-    teacher = make_teacher(models, config.sampling.temperature, config.learn)
+    teacher = make_teacher(models, config.sampling.temperature)
     forcing = TeacherForcing(models.target, models.name, teacher, models.pair.context)
     found = {example.offset: example for example in forcing.make_examples(texts)}
     assert found.keys() == seen.keys()

@@ -158,7 +158,7 @@ def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):
     (served,) = load_models(config.with_overrides({"drafter": str(version)}), "", tmp_path)
     ids_1T = torch.tensor([[5, 9, 300, 17, 40]])
     with torch.no_grad():
-        logits = [served.drafter.read(ids_1T, torch.arange(5)[None], None), merged(ids_1T).logits, bare(ids_1T).logits]
+        logits = [served.drafter.read(ids_1T), merged(ids_1T).logits, bare(ids_1T).logits]
     assert torch.allclose(logits[0], logits[1], atol=1e-4)
     assert not torch.allclose(logits[1], logits[2], atol=1e-3), "the adapter had learned nothing"
 

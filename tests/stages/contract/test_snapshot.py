@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_states import store
 
-from stages.contract.blocks import OffPolicySpan, SequenceState, TopTokens, TrainingExample
+from stages.contract.blocks import SequenceState, TopTokens, TrainingExample
 from stages.contract.snapshot import (
     STATE,
     TENSORS,
@@ -43,15 +43,14 @@ def top_tokens(seed: int, tokens: int, kept: int) -> TopTokens:
 
 
 stored_tokens = st.builds(top_tokens, st.integers(0, 999), st.integers(0, 4), st.integers(1, 5))
-branches = st.lists(st.builds(OffPolicySpan, ids, numbers, stored_tokens), max_size=2).map(tuple)
 examples = st.builds(
-    TrainingExample, ids, st.text(max_size=5), numbers, st.none() | stored_tokens, st.just(()), numbers, ids, branches
+    TrainingExample, ids, st.text(max_size=5), numbers, st.none() | stored_tokens, st.just(()), numbers, ids
 )
 
 
 def values_of(one: object) -> object:
     """Examples are compared as objects; here by their values."""
-    if isinstance(one, TrainingExample | OffPolicySpan | TopTokens):
+    if isinstance(one, TrainingExample | TopTokens):
         return {name: values_of(value) for name, value in vars(one).items()}
     if isinstance(one, np.ndarray):
         return one.tolist(), one.shape
@@ -68,7 +67,7 @@ def test_examples_come_back_as_they_were(made: list[TrainingExample]):
 @pytest.mark.parametrize("size", [256, 3])
 def test_states_come_back_as_they_were(size: int):
     states = np.random.default_rng(0).integers(-127, 128, (5, size), np.int8)
-    examples = [TrainingExample(0, "t", (1,), None, (), (), 0, (), own, 2**63) for own in (states, None, states[:1])]
+    examples = [TrainingExample(0, "t", (1,), None, (), (), 0, own, 2**63) for own in (states, None, states[:1])]
     row = new_row(target_state=torch.from_numpy(states[0]))
     *found, again = store([*examples, row])
     for one, example in zip(found, examples, strict=True):

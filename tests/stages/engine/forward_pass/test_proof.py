@@ -207,23 +207,13 @@ def test_a_column_that_the_model_blocks_hides_no_difference():
     assert proof._compare(expected_V[[3, 1, 2, 0]], expected_V, rounds_inputs=False) == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("case", "follows"), [("window", True), ("alternating windows", True), ("alibi", False), ("convolutions", False)]
-)
-def test_training_reads_branches_only_where_the_model_follows_a_mask(case: str, follows: bool):
-    model = make_model(case)
-    model.prove_forward()
-    assert model.attends_anywhere is follows
-    assert model.share_weights().attends_anywhere is follows
-
-
 def test_a_copy_to_train_has_rotary_frequencies_of_its_own():
     model = make_model("long rope")
     served = model.model.model.rotary_emb.inv_freq
     before = served.clone()
     copied = model.copy_to_train()
     with torch.inference_mode():
-        copied.read(torch.arange(50)[None], torch.arange(50)[None], None)
+        copied.read(torch.arange(50)[None])
     assert torch.equal(served, before)
     assert not torch.equal(copied.model.model.rotary_emb.inv_freq, before)
 

@@ -11,7 +11,6 @@ from stored_states import store
 from stages.contract.blocks import (
     Decision,
     Draft,
-    OffPolicySpan,
     Proposal,
     SequenceState,
     TopTokens,
@@ -49,14 +48,9 @@ def bonus(index: int) -> Decision:
     return Decision(index, None, Outcome.UNDRAFTED, 1, Origin.BONUS)
 
 
-def verdict_of(
-    proposal: Proposal,
-    *decisions: Decision,
-    soft_targets: TopTokens | None = None,
-    branch: OffPolicySpan | None = None,
-) -> Verdict:
+def verdict_of(proposal: Proposal, *decisions: Decision, soft_targets: TopTokens | None = None) -> Verdict:
     judged = sum(decision.outcome in (Outcome.ACCEPTED, Outcome.REJECTED) for decision in decisions)
-    return Verdict(proposal, decisions, (), judged, 0, soft_targets, branch)
+    return Verdict(proposal, decisions, (), judged, 0, soft_targets)
 
 
 def labels(verdict: Verdict) -> dict[int, float]:
@@ -94,12 +88,11 @@ def test_a_builder_joins_blocks_into_an_example():
     builder.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
     row.pieces += [0, 1, 1, 1]
     second = proposal_of((0,), row)
-    branch = OffPolicySpan(7, (0, 2), tokens_at((8, 1)))
     refused = reject(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0)
-    builder.add_verdict(verdict_of(second, refused, soft_targets=blocks[1], branch=branch))
+    builder.add_verdict(verdict_of(second, refused, soft_targets=blocks[1]))
     example = builder.build(row, "big")
     assert (example.offset, example.target, example.pieces) == (7, "big", (0, 1, 0, 0, 1, 1, 1))
-    assert (example.judged, example.branches) == (3, (branch,)), "blocks without a branch add none"
+    assert example.judged == 3
     assert example.soft_targets.positions.tolist() == [3, 5, 6, 7]
     found = compute_all(example.soft_targets)
     assert found == compute_all(blocks[0]) + compute_all(blocks[1])

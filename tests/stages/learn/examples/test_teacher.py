@@ -1,7 +1,5 @@
 """The pushed-down distribution against brute force over the vocabulary."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from doubles import row_of
@@ -11,11 +9,9 @@ from soft_target_tables import SoftTarget, compute_all
 from stored_states import store
 from torch import Tensor
 
-from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, Verdict
+from stages.contract.blocks import Decision, Draft, Proposal, Verdict
 from stages.learn.examples.builder import ExampleBuilder
-from stages.learn.examples.teacher import Supervision, TrieTeacher
-from stages.ngrams.trie import Trie
-from stages.verification.parsing import parse
+from stages.learn.examples.teacher import TrieTeacher
 from stages.vocabulary.pair import Pair
 from store.events import Origin, Outcome
 
@@ -49,11 +45,8 @@ def make_soft_targets(
     rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
     batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
     outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
-    given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"), temperature=temperature)(
-        batch, outcomes, logits_NV, starts
-    )
-    assert [one.span for one in given] == [None] * len(batch), "no branches without off-policy targets"
-    return [compute_all(one.soft_targets) for one in given]
+    given = TrieTeacher(pair_of(spelling), kept, temperature=temperature)(batch, outcomes, logits_NV, starts)
+    return [compute_all(one) for one in given]
 
 
 def first_level(spelling: tuple, distribution: list[float]) -> dict[int, tuple[float, float]]:
@@ -137,112 +130,28 @@ def test_positions_are_those_of_the_pieces_that_the_row_will_have():
     assert places[1] == [(6, 0), (7, 0), (8, 1)]
 
 
-def proposal_of(pieces: tuple[int, ...], read: int) -> Proposal:
-    """A draft of these pieces after a row of `read` pieces."""
-    trie = Trie(len(SPELLING) + EXTRA, PIECES)
-    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
-    draft = Draft(row_of([0], [0] * read), pieces, torch.zeros(len(pieces), PIECES), (), None, ())
-    return Proposal(draft, parse(trie, pieces))
-
-
-def outcome_of(proposal: Proposal, rejected: int | None) -> tuple[Decision, ...]:
-    """All accepted up to the rejected one, which is replaced by token 0; or all and a bonus."""
-    taken = proposal.verifiable[:rejected]
-    decisions = [accept(index, token) for index, token in enumerate(taken)]
-    if rejected is None:
-        return (*decisions, Decision(len(taken), None, Outcome.UNDRAFTED, 0, Origin.BONUS))
-    unjudged = [
-        Decision(index, proposal.tokens[index], Outcome.UNJUDGED, None, None)
-        for index in range(rejected + 1, len(proposal.tokens))
-    ]
-    refused = Decision(rejected, proposal.tokens[rejected], Outcome.REJECTED, 0, Origin.RESIDUAL)
-    return (*decisions, refused, *unjudged)
-
-
-def branches(
-    batch: list[Proposal], rejected: list[int | None]
-) -> tuple[list[OffPolicySpan | None], list[Supervision], Tensor, list[int]]:
-    """Branches of a batch, its whole supervision, and the target's logits with the start of each row."""
-    starts = torch.tensor([0, *(len(one.verifiable) + 1 for one in batch)]).cumsum(0).tolist()
-    logits_NV = logits_of(SPELLING, starts[-1], seed=3)
-    outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
-    given = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
-    spans = [one.span and replace(one.span, soft_targets=compute_all(one.span.soft_targets)) for one in given]
-    return spans, given, logits_NV, starts
-
-
-LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
-
-
-def assert_first_distribution(soft_target: SoftTarget, logits_V: Tensor) -> None:
-    want, got = first_level(SPELLING, logits_V.softmax(-1).tolist()), as_dict(soft_target)
-    near = {piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items() if g}
-    assert got == near
-
-
-def test_after_a_rejection_the_draft_has_targets_from_the_distributions_that_the_target_computed_there():
-    proposal = proposal_of(LONG, read=5)
-    assert proposal.verifiable == (2, 1, 6)
-    (branch,), _, logits_NV, _ = branches([proposal], [0])
-    assert (branch.start, branch.pieces) == (5, LONG)
-    places = [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets]
-    assert places == [(7, 0), (8, 0), (9, 1)], "the rejected token itself has its targets in the text"
-    assert_first_distribution(branch.soft_targets[0], logits_NV[1])
-    assert_first_distribution(branch.soft_targets[1], logits_NV[2])
-    distribution = logits_NV[2].softmax(-1)
-    assert as_dict(branch.soft_targets[2]) == {2: (1.0, 0.0)}, "below piece 2 there is token 6 alone"
-    assert distribution[6] > 0
-
-
-def test_a_branch_begins_where_the_rejected_token_would_have_begun():
-    (branch,), _, logits_NV, _ = branches([proposal_of(LONG, read=5)], [1])
-    assert (branch.start, branch.pieces) == (7, (1, 2, 2))
-    assert [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets] == [(8, 0), (9, 1)]
-    assert_first_distribution(branch.soft_targets[0], logits_NV[2])
-
-
-@pytest.mark.parametrize(
-    ("pieces", "rejected"),
-    [(LONG, 2), (LONG, None), ((1,), 0), ((), None), ((1, 0, 2), 2), ((3,), 0)],
-    ids=["last", "none", "only", "nothing drafted", "a gap", "no token begins so"],
-)
-def test_where_the_target_read_nothing_after_a_rejection_there_is_no_branch(pieces, rejected):
-    assert branches([proposal_of(pieces, read=4)], [rejected])[0] == [None]
-
-
-def test_what_the_target_did_not_read_is_no_part_of_a_branch():
-    """The draft ends in a gap: piece 2 alone names no token."""
-    proposal = proposal_of((1, 0, 2), read=4)
-    assert proposal.tokens[-1].token is None
-    (branch,), _, logits_NV, _ = branches([proposal], [0])
-    assert (branch.start, branch.pieces) == (4, (1, 0))
-    assert [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets] == [(5, 0)]
-    assert_first_distribution(branch.soft_targets[0], logits_NV[1])
-
-
 def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
     """It holds arrays of its own: a view would keep the logits of the whole batch in memory."""
     logits_NV = logits_of(SPELLING, 2)
     batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
-    (given,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
-    logits = given.soft_targets
-    before = compute_all(given.soft_targets)
+    (logits,) = TrieTeacher(pair_of(SPELLING), 3)(batch, [(accept(0, 3),)], logits_NV, [0])
+    before = compute_all(logits)
     logits_NV.fill_(0)
-    assert compute_all(given.soft_targets) == before
+    assert compute_all(logits) == before
     assert logits.spell(logits).probs.shape == (1, 3)
 
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_blocks_are_spelt_together_as_each_alone(saved: bool):
     row, builder = row_of([0], [0] * 5), ExampleBuilder()
-    teacher = TrieTeacher(pair_of(SPELLING), 4, torch.device("cpu"))
+    teacher = TrieTeacher(pair_of(SPELLING), 4)
     proposal = Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ())
     alone = []
     for number, emitted in enumerate([(0, 2, 5), (3,), (1, 6)]):
         outcome = tuple(accept(place, token) for place, token in enumerate(emitted))
         (given,) = teacher([proposal], [outcome], logits_of(SPELLING, 3, seed=number), [0])
-        builder.add_verdict(Verdict(proposal, outcome, emitted, 0, 0, given.soft_targets))
-        alone += compute_all(given.soft_targets)
+        builder.add_verdict(Verdict(proposal, outcome, emitted, 0, 0, given))
+        alone += compute_all(given)
         if saved:
             state = store(builder.state_dict(row))
             builder = ExampleBuilder.from_state(state)

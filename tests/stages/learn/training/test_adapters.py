@@ -46,7 +46,7 @@ def trainer_of(model: LanguageModel) -> DrafterTrainer:
 
 @torch.no_grad()
 def read(model: LanguageModel) -> Tensor:
-    return model.read(TEXT, torch.arange(TEXT.shape[1])[None], None)
+    return model.read(TEXT)
 
 
 def copies(model: LanguageModel) -> list[Tensor]:
@@ -113,7 +113,7 @@ def test_rows_are_read_with_the_adapter_of_their_model(trained):
     for model in (one, other):
         row = row_of(TEXT[0].tolist())
         model.admit(row, row.tokens)
-        (other if model is one else one).read(TEXT, torch.arange(TEXT.shape[1])[None], None)
+        (other if model is one else one).read(TEXT)
         logits_NV, _ = model.forward([row], [row.tokens[-1:]], [1])
         torch.testing.assert_close(logits_NV[-1], read(model)[0, -1], atol=1e-5, rtol=1e-5)
 

@@ -10,7 +10,7 @@ import torch
 from soft_target_tables import store_tokens
 from torch import Tensor
 
-from stages.contract.blocks import OffPolicySpan, TrainingExample
+from stages.contract.blocks import TrainingExample
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.losses import (
@@ -266,19 +266,6 @@ def test_the_baseline_is_the_drafter_as_loaded_measured_on_the_present_window():
     assert steps[-1].before > steps[-1].baseline + 0.1
     trainer.hold_out(BACKWARD)
     assert update(trainer, [COUNTING]).baseline == pytest.approx(loaded[2])
-
-
-def test_targets_after_rejections_are_learned():
-    """Piece 5 follows (0, 1, 2, 6) in the branch alone."""
-    five = store_tokens((4, {(5,): 1.0}))
-    text = replace(example_of((0, 1, 2, 3)), branches=(OffPolicySpan(3, (6, 5), five),))
-    after_rejection = TrainingExample(1, "one", (0, 1, 2, 6, 5), five, (), ())
-    trainer, without = new_trainer(), new_trainer()
-    for _ in range(10):
-        update(trainer, [text])
-        update(without, [replace(text, branches=())])
-    before = without.measure_acceptance(None, [after_rejection])
-    assert trainer.measure_acceptance(None, [after_rejection]) > before + 0.3
 
 
 def test_other_weights_are_scored_without_a_trace():
