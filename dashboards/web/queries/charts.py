@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.story import compare_runs, read_learning, read_story
-from dashboards.web.queries.tables import acceptance_of, columns, read_datasets, read_totals, rows, tell_runs
+from dashboards.web.queries.tables import (
+    acceptance_of,
+    columns,
+    read_datasets,
+    read_statement,
+    read_totals,
+    rows,
+    tell_runs,
+)
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 from store.query.rates import FEW
@@ -17,33 +25,8 @@ MOST_MARKS = 400  # marks of one kind
 MOST_SIZES = 100  # points of the curve of cache sizes
 SPLITS = {"none": "''", "dataset": "dataset", "target": "target"}
 
-# The time of a window starts at the end of all windows before it, because prompts overlap and windows must not.
-_CURVES = """
-    WITH windows AS (
-        SELECT run, {part} AS part, "offset" // {window} AS number,
-            min("offset") AS first, max("offset") AS last, count(*) AS prompts,
-            sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
-            sum(emitted) AS emitted, sum(blocks) AS blocks, min(started) AS started, max(finished) AS finished
-        FROM prompts GROUP BY ALL
-    ),
-    timed AS (
-        SELECT *, coalesce(max(finished) OVER before, started) AS entered
-        FROM windows
-        WINDOW before AS (PARTITION BY run, part ORDER BY number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-    )
-    SELECT run, part, first, last, prompts, judged, accepted,
-        emitted / nullif(blocks, 0) AS efficiency,
-        CASE WHEN finished > entered THEN emitted / (finished - entered) END AS speed
-    FROM timed ORDER BY run, part, number
-"""
-# A tree is counted for the source of its first candidate.
-_SOURCES = """
-    SELECT run, min("offset") AS first, max("offset") AS last,
-        coalesce(sum(accepted) FILTER (drafter = 'model'), 0) / count(*) AS model,
-        coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0) / count(*) AS lookup,
-        coalesce(sum(accepted) FILTER (drafter = 'memory'), 0) / count(*) AS memory
-    FROM blocks GROUP BY run, "offset" // {window} ORDER BY run, first
-"""
+_CURVES = read_statement("charts/curves")
+_SOURCES = read_statement("charts/sources")
 _ANSWERED = """
     SELECT run, count(*) AS detected, count(*) FILTER (action IN ('reset', 'recall')) AS answered
     FROM drifts GROUP BY run
@@ -53,65 +36,17 @@ _THINNED = """
     QUALIFY count(*) OVER () <= {most} OR row_number() OVER (PARTITION BY run, "offset" // {stretch} ORDER BY seq) = 1
     ORDER BY seq DESC
 """
-_DRIFT_MARKS = """
-    SELECT run, "offset", target, dataset, detector, direction, changed_at, rate_before, rate_after, action,
-        signal, count(*) OVER () AS total
-    FROM drifts
-"""
-_RECALL_MARKS = """
-    SELECT run, "offset", target, version, candidates, prompts, acceptance_present, acceptance_best,
-        count(*) OVER () AS total
-    FROM recalls
-"""
+_DRIFT_MARKS = read_statement("charts/drift_marks")
+_RECALL_MARKS = read_statement("charts/recall_marks")
 _VERSION_MARKS = """
     SELECT run, "offset", target, version, parent, reason, acceptance, cache_entries, count(*) OVER () AS total
     FROM versions
 """
-_UPDATE_MARKS = """
-    SELECT run, min("offset") AS "offset", max("offset") AS last, count(*) AS steps, count(*) FILTER (served) AS served,
-        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained, max(drafter_version) AS drafter_version
-    FROM updates WHERE part = 'drafter'
-    GROUP BY run, "offset" // {window}, served ORDER BY run, 2
-"""
+_UPDATE_MARKS = read_statement("charts/update_marks")
 
-# The cache's version counts insertions and evictions; with the entries at two versions both can be computed. Versions
-# within one stretch of the stream become one point.
-_SIZES = """
-    WITH steps AS (
-        SELECT run, target, version, "offset", cache_entries AS entries,
-            cache_version - lag(cache_version) OVER before AS changed,
-            cache_entries - lag(cache_entries) OVER before AS grown,
-            (changed + grown) // 2 AS inserted,
-            (changed - grown) // 2 AS evicted
-        FROM versions
-        WINDOW before AS (PARTITION BY run, target ORDER BY version)
-    )
-    SELECT run, target, max(version) AS version, max("offset") AS "offset", arg_max(entries, version) AS entries,
-        sum(inserted) AS inserted, sum(evicted) AS evicted
-    FROM steps GROUP BY run, target, "offset" // {stretch} ORDER BY run, target, version
-"""
-# Counts by outcome first, because a filter per column would scan every decision several times.
-_HITS = """
-    WITH counted AS (
-        SELECT run, "offset" // {window} AS number, translation = 'ngram' AS hit, outcome, count(*) AS decisions,
-            min("offset") AS first, max("offset") AS last
-        FROM decisions WHERE outcome = 'accepted' OR translation = 'ngram'
-        GROUP BY ALL
-    )
-    SELECT run, min(first) AS first, max(last) AS last,
-        coalesce(sum(decisions) FILTER (hit), 0) AS proposed,
-        coalesce(sum(decisions) FILTER (hit AND outcome IN ('accepted', 'rejected')), 0) AS judged,
-        coalesce(sum(decisions) FILTER (hit AND outcome = 'accepted'), 0) AS accepted,
-        accepted / nullif(sum(decisions) FILTER (outcome = 'accepted'), 0) AS share
-    FROM counted GROUP BY run, number ORDER BY run, first
-"""
-# Drafts of the model only: copies are tokens of the target and need no n-gram.
-_NGRAM_TOTALS = """
-    SELECT run, count(*) AS judged, count(*) FILTER (outcome = 'accepted') AS accepted,
-        count(*) FILTER (translation = 'ngram') AS judged_hits,
-        count(*) FILTER (translation = 'ngram' AND outcome = 'accepted') AS accepted_hits
-    FROM decisions WHERE drafter = 'model' AND outcome IN ('accepted', 'rejected') GROUP BY run ORDER BY run
-"""
+_SIZES = read_statement("charts/sizes")
+_HITS = read_statement("charts/hits")
+_NGRAM_TOTALS = read_statement("charts/ngram_totals")
 
 
 def read_stream(

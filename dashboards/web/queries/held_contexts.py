@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from dashboards.web.queries.memory import MOST_PROMPTS, SHOWN, spell_tokens
-from dashboards.web.queries.tables import read_version_files
+from dashboards.web.queries.tables import read_statement, read_version_files
 from store.query.log_reader import LogReader
 from store.query.views import quote_text
 
@@ -29,12 +29,7 @@ _ARRAYS = ("hashes", "tokens", "counts", "totals", "scopes")
 
 _Numbers = npt.NDArray[Any]
 
-_EMITTED = """
-    SELECT "offset", emitted_id AS token FROM decisions
-    WHERE run = {run} AND target = {target} AND emitted_id IS NOT NULL
-        AND "offset" > (SELECT max("offset") - {prompts} FROM prompts WHERE run = {run})
-    ORDER BY "offset", position
-"""
+_EMITTED = read_statement("held_contexts/emitted")
 _TEXTS = """
     SELECT emitted_id AS token, any_value(emitted_bytes) AS content FROM decisions
     WHERE run = {run} AND target = {target} AND emitted_bytes IS NOT NULL GROUP BY ALL

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dashboards.web.queries.memory import SHOWN, spell_tokens
-from dashboards.web.queries.tables import read_version_files, rows
+from dashboards.web.queries.tables import read_statement, read_version_files, rows
 from dashboards.web.queries.tokens import visible
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
@@ -23,11 +23,7 @@ _TEXTS = """
     SELECT run, target, emitted_id AS token, any_value(emitted_bytes) AS content
     FROM decisions WHERE emitted_id IN (SELECT unnest({tokens}::INTEGER[])) AND emitted_bytes IS NOT NULL GROUP BY ALL
 """
-_HITS = """
-    SELECT run, target, proposed_id AS token, count(*) FILTER (outcome IN ('accepted', 'rejected')) AS judged,
-        count(*) FILTER (outcome = 'accepted') AS accepted
-    FROM decisions WHERE translation = 'ngram' GROUP BY ALL
-"""
+_HITS = read_statement("held_ngrams/hits")
 
 
 def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards.web.queries.tables import acceptance_of, rows, tell_runs
+from dashboards.web.queries.tables import acceptance_of, read_statement, rows, tell_runs
 from dashboards.web.queries.tokens import SOURCES, visible
 from store.errors import UsageError
 from store.query.log_reader import LogReader
@@ -13,55 +13,11 @@ MOST_PROMPTS = 10_000  # the newest prompts that are read: spelling the contexts
 SHOWN = 200  # entries of a list
 _SPELT = 8  # tokens of a context, as many as the memory matches
 
-# The emitted tokens before a position are the context of a candidate there: it is judged only if all were emitted.
-_JUDGED = """
-    WITH bounds AS (SELECT run, max("offset") - {prompts} AS seen_before FROM prompts GROUP BY run),
-    recent AS (
-        SELECT decisions.* FROM decisions JOIN bounds ON bounds.run = decisions.run AND "offset" > seen_before
-    ),
-    emitted AS (
-        SELECT run, "offset", position, list(emitted_id) OVER before AS ids, list(emitted_bytes) OVER before AS parts
-        FROM recent WHERE emitted_id IS NOT NULL
-        WINDOW before AS (PARTITION BY run, "offset" ORDER BY position ROWS BETWEEN {spelt} PRECEDING AND 1 PRECEDING)
-    ),
-    judged AS (
-        SELECT recent.*, outcome = 'accepted' AS accepted, coalesce(context, 0) AS matched,
-            coalesce(ids, []) AS ids, coalesce(parts, []) AS parts, greatest(len(ids) - matched, 0) + 1 AS first
-        FROM recent LEFT JOIN emitted USING (run, "offset", position)
-        WHERE proposed_id IS NOT NULL AND outcome IN ('accepted', 'rejected', 'alternative')
-    )
-"""
-_ENTRIES = (
-    _JUDGED
-    + """
-    , entries AS (
-        SELECT run, target, drafter AS source, proposed_id, matched, list_slice(ids, first, len(ids)) AS context,
-            any_value(list_slice(parts, first, len(parts))) AS parts, any_value(proposed_bytes) AS proposed_bytes,
-            count(*) AS judged, count(*) FILTER (accepted) AS accepted,
-            avg(chance::DOUBLE) AS chance, max("count") AS seen, max("offset") AS "offset"
-        FROM judged GROUP BY ALL
-    )
-    SELECT *, count(*) OVER () AS total FROM entries
-    WHERE accepted > 0 AND {condition} ORDER BY accepted DESC, run, source, context, proposed_id LIMIT {most}
-"""
-)
+_JUDGED = read_statement("memory/judged")
+_ENTRIES = _JUDGED + read_statement("memory/entries")
 _TEXT = "array_to_string(list_transform(parts, lambda part: text_of(part)), '') || text_of(proposed_bytes)"
-_SOURCES = (
-    _JUDGED
-    + """
-    SELECT run, drafter AS source, count(*) AS judged, count(*) FILTER (accepted) AS accepted,
-        avg(matched) FILTER (accepted AND context IS NOT NULL) AS matched
-    FROM judged GROUP BY run, drafter ORDER BY run, source
-"""
-)
-_LENGTHS = (
-    _JUDGED
-    + """
-    SELECT run, drafter AS source, matched, count(*) AS judged, count(*) FILTER (accepted) AS accepted,
-        avg(chance::DOUBLE) AS chance
-    FROM judged WHERE context IS NOT NULL GROUP BY run, drafter, matched ORDER BY run, source, matched
-"""
-)
+_SOURCES = _JUDGED + read_statement("memory/sources")
+_LENGTHS = _JUDGED + read_statement("memory/lengths")
 
 
 def read_memory(log: LogReader) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.policies import describe_speedups
-from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tables import read_statement, rows
 from store.query.log_reader import LogReader
 from store.query.rates import Z
 from store.query.summary import SUMMARY
@@ -24,49 +24,15 @@ _TOKENS = """
     SELECT run, sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks, max("offset") AS last
     FROM prompts GROUP BY run
 """
-_SOURCES = """
-    SELECT run, coalesce(sum(accepted) FILTER (drafter = 'model'), 0)::BIGINT AS model,
-        coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0)::BIGINT AS lookup,
-        coalesce(sum(accepted) FILTER (drafter = 'memory'), 0)::BIGINT AS memory,
-        sum(seconds_verify::DOUBLE) / count(*) AS seconds_per_target_forward
-    FROM blocks GROUP BY run
-"""
-# As store/query/sql/_ledger.sql.
-_LEARNING = """
-    WITH scored AS (SELECT run, sum(seconds::DOUBLE) AS seconds FROM recalls GROUP BY run)
-    SELECT updates.run, count(*) FILTER (part = 'drafter') AS updates, sum(updates.seconds::DOUBLE) AS update_seconds,
-        coalesce(any_value(scored.seconds), 0) AS recall_seconds, update_seconds + recall_seconds AS seconds,
-        count(*) FILTER (part = 'drafter' AND served) AS served, count(*) FILTER (part = 'head' AND served) AS heads,
-        sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS tokens_gained
-    FROM updates LEFT JOIN scored USING (run) GROUP BY updates.run
-"""
-_DRIFTS = """
-    SELECT drifts.run, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, recalls.version
-    FROM drifts LEFT JOIN recalls
-        ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
-    ORDER BY drifts.run, drifts.seq
-"""
+_SOURCES = read_statement("story/sources")
+_LEARNING = read_statement("story/learning")
+_DRIFTS = read_statement("story/drifts")
 _EFFICIENCY = """
     SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
     FROM prompts WHERE run = {run} AND "offset" BETWEEN {first} AND {last}
 """
 
-# A prompt counts once, whatever its length: the intervals are over prompts.
-_PAIRS = """
-    WITH pairs AS (
-        SELECT one.emitted AS emitted, one.blocks AS blocks,
-            other.emitted AS other_emitted, other.blocks AS other_blocks,
-            one.completion_text = other.completion_text AS same,
-            ln(one.emitted / (one.finished - one.started))
-                - ln(other.emitted / (other.finished - other.started)) AS faster
-        FROM prompts AS one JOIN prompts AS other USING (dataset, prompt_id, prompt_text)
-        WHERE one.run = {one} AND other.run = {other} AND one.emitted > 0 AND other.emitted > 0
-            AND one.finished > one.started AND other.finished > other.started
-    )
-    SELECT count(*) AS prompts, count(*) FILTER (same) AS same, avg(faster) AS faster, stddev_samp(faster) AS deviation,
-        sum(emitted) / sum(blocks) AS efficiency, sum(other_emitted) / sum(other_blocks) AS other_efficiency
-    FROM pairs
-"""
+_PAIRS = read_statement("story/pairs")
 
 
 def read_learning(log: LogReader) -> list[dict[str, Any]]:

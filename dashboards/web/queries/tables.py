@@ -31,25 +31,19 @@ ORDERS = {
     "longest": 'emitted DESC, "offset"',
 }
 
-_LIST = """
-    SELECT "offset", dataset, target, emitted, blocks, judged, accepted, left(prompt_text, {start}) AS start,
-        accepted / nullif(judged, 0) AS acceptance, emitted / nullif(finished - started, 0) AS speed
-    FROM prompts WHERE {condition} ORDER BY {order} LIMIT {page} OFFSET {skip}
-"""
+
+def read_statement(name: str) -> str:
+    """Return the text of `dashboards/web/queries/sql/NAME.sql`."""
+    return (Path(__file__).parent / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+_LIST = read_statement("tables/list")
 _REJECTION = """
     SELECT min("offset") AS "offset" FROM decisions WHERE outcome = 'rejected' AND "offset" > {offset}
 """
 _DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'
 _VERSIONS = "SELECT run, target, version, folder FROM versions ORDER BY run, target, version DESC"
-_TOTALS = """
-    SELECT run, count(*) AS prompts, list_sort(list(DISTINCT target)) AS targets, sum(emitted)::BIGINT AS tokens,
-        sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
-        (sum(accepted) + sum(lookup_accepted)) / nullif(sum(emitted), 0) AS drafted_share,
-        sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share,
-        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
-        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed
-    FROM prompts GROUP BY run
-"""
+_TOTALS = read_statement("tables/totals")
 
 
 def rows(table: "pa.Table") -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.tables import acceptance_of, read_statement, rows
 from store.query.log_reader import LogReader
 from store.query.rates import Estimate, estimate_difference, estimate_ratio
 
@@ -19,57 +19,11 @@ _RATES = {
 }
 _COUNTS = ("prompts", "judged", "accepted", "emitted", "blocks")
 
-# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
-# the prompt after the last one of an interval.
-_LATEST = """
-    WITH latest AS (
-        SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
-        FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
-    ),
-    serving AS (
-        SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
-    )
-"""
-_VERSIONS = (
-    _LATEST
-    + """
-    SELECT run, target, version, parent, reason, "offset", drafter_version, head_version, cache_version, cache_entries,
-        acceptance AS acceptance_before, folder, digest, probe_tokens, probe_greedy, probe_sampled, probe_forwards,
-        probe_seconds, probe_plain_seconds
-    FROM latest ORDER BY run, version
-"""
-)
-# A version is the latest of its target for the prompts after it, up to and including that of the next version; a
-# baseline is the latest from the first prompt.
-_SERVED = (
-    _LATEST
-    + """
-    SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
-        sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
-        sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks
-    FROM prompts
-    ASOF JOIN serving
-        ON prompts.run = serving.run AND prompts.target = serving.target AND prompts."offset" > serving.since
-    GROUP BY ALL ORDER BY prompts.run, serving.version, min(prompts."offset")
-"""
-)
-_LEARNED = (
-    _LATEST
-    + """
-    SELECT updates.run, serving.version, count(*) FILTER (part = 'drafter') AS steps,
-        count(*) FILTER (part = 'drafter' AND updates.served) AS served,
-        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained
-    FROM updates
-    ASOF JOIN serving
-        ON updates.run = serving.run AND updates.target = serving.target AND updates."offset" > serving.since
-    GROUP BY ALL
-"""
-)
-_DRIFTS = """
-    SELECT run, "offset", target, dataset, direction, action, rate_before, rate_after
-    FROM drifts WHERE action IN ('reset', 'recall')
-    QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most} ORDER BY run, seq
-"""
+_LATEST = read_statement("versions/latest")
+_VERSIONS = _LATEST + read_statement("versions/versions")
+_SERVED = _LATEST + read_statement("versions/served")
+_LEARNED = _LATEST + read_statement("versions/learned")
+_DRIFTS = read_statement("versions/drifts")
 _RECALLS = 'SELECT run, "offset", target, version, acceptance_present, acceptance_best FROM recalls ORDER BY seq'
 _BASELINES = "SELECT * FROM versions WHERE parent IS NULL"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tables import read_statement, rows
 from store.query.log_reader import LogReader
 
 VOCABULARY = "vocabulary.json"  # in the folder of a run, as `omnidraft vocab --json` without a text
@@ -14,12 +14,7 @@ MOST_BYTES = 32 << 20
 MOST_SPECIALS = 100
 _MEANT = ("role", "name")  # special tokens that mean something to the drafter
 
-_JUDGED = """
-    SELECT run, target, pieces_count AS pieces, sum(decisions)::BIGINT AS judged,
-        coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted
-    FROM counts_by_place
-    WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model' AND pieces_count > 0 GROUP BY ALL
-"""
+_JUDGED = read_statement("vocabulary/judged")
 _NOTHING = "This run's folder has no report on its vocabularies. The command omnidraft vocab TARGET DRAFTER prints it."
 
 

@@ -1,0 +1,7 @@
+-- As store/query/sql/_ledger.sql.
+WITH scored AS (SELECT run, sum(seconds::DOUBLE) AS seconds FROM recalls GROUP BY run)
+SELECT updates.run, count(*) FILTER (part = 'drafter') AS updates, sum(updates.seconds::DOUBLE) AS update_seconds,
+    coalesce(any_value(scored.seconds), 0) AS recall_seconds, update_seconds + recall_seconds AS seconds,
+    count(*) FILTER (part = 'drafter' AND served) AS served, count(*) FILTER (part = 'head' AND served) AS heads,
+    sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS tokens_gained
+FROM updates LEFT JOIN scored USING (run) GROUP BY updates.run
