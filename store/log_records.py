@@ -1,12 +1,12 @@
-"""Log records that do not go to a handler of this process: sent to another process, or kept with a result.
+"""Log records that do not go to a handler of this process, but to another process.
 
 All loggers of the project are below `omnidraft`. Commands alone give it handlers (pipeline/reports/log_output.py). A
 process that a command starts forwards its records to the command's process, which handles them like its own.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 
@@ -55,16 +55,3 @@ def handle_record(record: logging.LogRecord, process: str) -> None:
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
         logger.handle(record)
-
-
-@contextmanager
-def collect_messages(level: int = logging.INFO) -> Iterator[list[str]]:
-    """The messages of the project's loggers from `level` on while the block runs, which go nowhere else."""
-    found: list[str] = []
-    before = PROJECT.handlers, PROJECT.propagate, PROJECT.level
-    forward_records(lambda record: found.append(record.getMessage()), level)
-    try:
-        yield found
-    finally:
-        PROJECT.handlers, PROJECT.propagate = before[:2]
-        PROJECT.setLevel(before[2])

@@ -10,6 +10,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
+from benchmarks.studies.messages import collect_messages
 from benchmarks.studies.place_accuracy import MeasuringDistiller
 from benchmarks.studies.records import Alarm, Key, PromptCounts, Record
 from pipeline.assembly.loop import build_loop
@@ -35,7 +36,6 @@ from store.events import (
     Translation,
     Updated,
 )
-from store.log_records import collect_messages
 
 POOL = 20_000  # prompts of a source from which a seed chooses
 ROUNDS = 2  # segments per source when sources alternate

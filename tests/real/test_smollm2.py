@@ -22,6 +22,7 @@ from replaying import run_replay, table_of
 from scipy.stats import chi2
 from starlette.testclient import TestClient
 
+from benchmarks.studies.messages import collect_messages
 from pipeline.assembly import probe
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import examples_of, probe_of
@@ -34,7 +35,6 @@ from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.run import ServerRun
 from pipeline.versions.export import export_version
 from store.fault_points import VARIABLE
-from store.log_records import collect_messages
 from store.registry.registry import default_uri, list_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_smollm2]

@@ -16,12 +16,12 @@ import warm_python
 from replaying import run_replay
 from tiny_pair import sentences, write_prompts
 
+from benchmarks.studies.messages import collect_messages
 from pipeline.cluster.run import ClusterReplay
 from pipeline.config.settings import Config
 from store.events import Event, PromptCompleted
 from store.log.lock import OWNER
 from store.log.partitions import read_manifests
-from store.log_records import collect_messages
 from store.query.log_reader import LogReader
 
 

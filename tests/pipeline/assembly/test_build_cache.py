@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.studies.messages import collect_messages
 from pipeline.assembly.cache import NGRAM_FILE, make_cache
 from pipeline.config.settings import Config
 from stages.ngrams.cache import Entry, NgramCache
 from stages.ngrams.trie import Trie
 from stages.verification.rules import MODES
-from store.log_records import collect_messages
 from store.registry.ngram_file import write_ngrams
 
 SPELLING = ((0,), (1,), (0, 1), (1, 1), (1, 0, 1), None, *((0, 1, n) for n in range(2, 90)))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.studies.messages import collect_messages
 from pipeline.cli.app import app
 from pipeline.config.cli_options import parse_settings
 from pipeline.config.environment import read_environment, variable_of
 from pipeline.config.settings import Config, load, settings
 from pipeline.config.toml_output import format_sample
 from store.errors import ConfigError, UsageError
-from store.log_records import collect_messages
 
 
 def test_every_setting_has_a_variable_of_its_own():

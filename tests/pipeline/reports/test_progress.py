@@ -9,9 +9,9 @@ from event_making import make_completed, make_drifted, make_published
 from rich.console import Console
 from synthetic_runs import decision
 
+from benchmarks.studies.messages import collect_messages
 from pipeline.reports.progress import BUCKET, LiveDisplay, PlainDisplay, make_display
 from store.events import Event
-from store.log_records import collect_messages
 
 DRIFT = make_drifted(offset=30, dataset="code", rate_before=0.75, action="reset")
 VERSION = make_published(offset=31, version=2, parent=1, reason="drift")
