@@ -52,7 +52,7 @@ def make_costs(
         curves = [[list(point) for point in curve] for curve in (found.target, found.drafter)]
         return [*curves, [[found.around, found.per_draft]]]
 
-    *curves, ((around, per_draft),) = models.target.measurements.get_or_measure("costs", key, run)
+    *curves, ((around, per_draft),) = models.target.measurements.measure_once("costs", key, run)
     target, drafter = (tuple((int(place), float(cost)) for place, cost in curve) for curve in curves)
     costs = Costs(target, drafter, float(around), float(per_draft))
     return TrackedCosts(costs) if draft.costs == "tracked" else costs, costs
