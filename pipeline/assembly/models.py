@@ -27,7 +27,7 @@ from stages.memory.search_calls import compile_search
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
-from store.registry.registered_version import Reference
+from store.registry.registered_version import Reference, check_model_name
 from store.registry.registry import default_uri, fetch_version, resolve_number
 from store.registry.version_folder import MANIFEST, open_version
 
@@ -98,6 +98,13 @@ def pin_version(name: str, uri: str) -> str:
     if reference is None or reference.alias is None:
         return name
     return f"models:/{reference.name}/{resolve_number(uri, reference.name, reference.alias)}"
+
+
+def settle_settings(config: Config, uri: str, *, resume: bool = False) -> Config:
+    """The settings of a run: its name in MLflow is checked, and its drafter is one version for good if it is new."""
+    if config.publish.enabled and config.publish.name:
+        check_model_name(config.publish.name)
+    return config if resume else config.model_copy(update={"drafter": pin_version(config.drafter, uri)})
 
 
 def load_drafter(config: Config, source: str, device: str, measurements: Measurements | None = None) -> LanguageModel:

@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +21,7 @@ from pipeline.cli.train import train
 from pipeline.cli.versions import versions_group
 from pipeline.config.cli_options import PlainGroup
 from pipeline.reports.log_output import LogLevel, write_log
+from pipeline.reports.machine import find_own_version
 from store.errors import OmnidraftError, UsageError
 
 LOG = logging.getLogger("omnidraft.cli")
@@ -71,10 +71,7 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        print(f"omnidraft {version('omnidraft')}")
-    except PackageNotFoundError:
-        print("omnidraft, not installed: run from its source tree")
+    print(f"omnidraft {find_own_version()}")
     raise typer.Exit
 
 

@@ -42,9 +42,7 @@ def local_run(run: Path | None, runs: Path) -> Path:
 
 
 def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
-    """Return the newest run that can be resumed, of the kinds that the command resumes. Raises RunError if there is
-    none.
-    """
+    """Return the newest run that can be resumed, of the kinds that the command resumes."""
     from pipeline.run.folder import CONFIG, is_unfinished
     from store.log.manifest import has_manifest, read_manifest
     from store.log.partitions import committed_at

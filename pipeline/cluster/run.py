@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.assembly.models import pin_version
+from pipeline.assembly.models import settle_settings
 from pipeline.cluster.dispatcher import Assignments, Dispatcher
 from pipeline.cluster.ray_backend import LOCAL, RayActors, connect_to_ray, gpu_share
 from pipeline.cluster.worker import TargetInfo, WorkerSetup
@@ -41,7 +41,6 @@ from store.log.run_log import Mirror
 from store.log_records import PROJECT
 from store.object_store.uri import uri_of
 from store.query.summary import write_summary
-from store.registry.registered_version import check_model_name
 from store.registry.registry import default_uri
 
 LOG = logging.getLogger("omnidraft.cluster")
@@ -56,10 +55,6 @@ class ClusterReplay:
 
     Args:
         address: of a Ray cluster, as in `connect_to_ray`.
-        workers: their number at the start.
-
-    Raises:
-        UsageError: there are several targets.
     """
 
     def __init__(
@@ -83,10 +78,7 @@ class ClusterReplay:
         self._address, self._workers = address, workers
         self._uri = config.publish.mlflow_uri or default_uri(self._run.folder.parent)
         with self._run.acquire(resume=resume):
-            if config.publish.enabled and config.publish.name:
-                check_model_name(config.publish.name)
-            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
-            self.config = config.model_copy(update={"drafter": drafter})
+            self.config = settle_settings(config, self._uri, resume=resume)
             self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=targets)
             events = stream(self._sources)
             self._events = events if resume else require_prompt(events)

@@ -2,11 +2,19 @@
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.assembly.models import Models
+
+
+def find_own_version() -> str:
+    """Return the version of omnidraft; `unknown` where it runs from its source tree without being installed."""
+    try:
+        return version("omnidraft")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def machine_of(models: "Models") -> dict[str, Any]:

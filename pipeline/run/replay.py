@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.assembly.admission import Admission, find_fault
 from pipeline.assembly.loop import build_loop
-from pipeline.assembly.models import fingerprints, load_models, pin_version
+from pipeline.assembly.models import fingerprints, load_models, settle_settings
 from pipeline.config.settings import Config
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop
@@ -29,27 +29,18 @@ from store.log.manifest import RunKind
 from store.log.parts import completed_prompts
 from store.log.run_log import Mirror
 from store.query.summary import write_summary
-from store.registry.registered_version import check_model_name
 
 LOG = logging.getLogger("omnidraft.run")
 
 
 class Replay:
-    """A run that is ready to start or to resume: sources are open, models are loaded, nothing has been written yet.
-
-    Args:
-        config: all settings; of a resumed run, those that it began with.
-        run_folder: where everything goes; new or empty, or that of an unfinished run.
-    """
+    """A run that is ready to start or to resume: sources are open, models are loaded, nothing has been written yet."""
 
     def __init__(self, config: Config, run_folder: Path, *, resume: bool = False, mirror: Mirror | None = None) -> None:
         self._run = RunContext(run_folder, RunKind.REPLAY, mirror)
         self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=resume):
-            if config.publish.enabled and config.publish.name:
-                check_model_name(config.publish.name)
-            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
-            self.config = config.model_copy(update={"drafter": drafter})
+            self.config = settle_settings(config, self._uri, resume=resume)
             self._state: State | None = self._run.snapshot
             self._measurements = Measurements(self._state["measured"] if self._state else {})
             self._router = TargetRouter.parse(config.targets, config.swaps)
@@ -100,7 +91,6 @@ class Replay:
 
         Args:
             edit: changes the learner of a target, and returns a count.
-            display: is shown the completed prompts.
 
         Returns:
             the sum of the counts.

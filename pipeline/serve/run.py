@@ -12,7 +12,7 @@ from typing import Self
 from pipeline.assembly.admission import read_chat_template
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.loop import make_recorder
-from pipeline.assembly.models import Models, fingerprints, load_models, pin_version
+from pipeline.assembly.models import Models, fingerprints, load_models, settle_settings
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import make_drafting
 from pipeline.assembly.training import piece_cost
@@ -52,11 +52,7 @@ CRASH_SECONDS = 2.0  # the same after an error, when clients wait for the restar
 
 
 def make_conversation(settings: SourceSettings, models: Models) -> Conversation:
-    """Make the encoder of conversations: by the target's chat template, the configured one, or without a template.
-
-    Raises:
-        ConfigError: the configured template cannot be read or used.
-    """
+    """Make the encoder of conversations: by the target's chat template, the configured one, or without a template."""
     vocabulary = models.target_vocabulary
     if settings.chat_template is None and not vocabulary.tokenizer.chat_template:
         LOG.warning(
@@ -79,19 +75,7 @@ def derive_serving_config(config: Config) -> Config:
 
 
 class ServerRun:
-    """An engine over a run's folder. As a context manager it starts the engine, and at its end commits.
-
-    Args:
-        config: all settings; of a resumed run those that it began with.
-        run_folder: new or empty, or with `resume` that of an earlier server.
-        on_event: called with every event, on any thread.
-        resume: resume the run.
-        mirror: receives a copy of every commit; None for none.
-
-    Raises:
-        UsageError: the settings or the folder cannot be served.
-        CorruptError: the checkpoint to resume from differs from what was committed.
-    """
+    """An engine over a run's folder. As a context manager it starts the engine, and at its end commits."""
 
     def __init__(
         self,
@@ -110,8 +94,7 @@ class ServerRun:
                 f"{self._run.name} must hold the run of a server to resume, but does not; begin one with --run"
             )
         with self._run.acquire(resume=resume):
-            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
-            self._settings = config.with_overrides({"drafter": drafter})
+            self._settings = settle_settings(config, self._uri, resume=resume)
             self.config = derive_serving_config(self._settings)
             self._state: State | None = self._run.snapshot
             (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from pipeline.assembly.learner import VersionSink, make_learner
-from pipeline.assembly.models import Models, load_models, pin_version
+from pipeline.assembly.models import Models, load_models, settle_settings
 from pipeline.assembly.probe import make_probe
 from pipeline.assembly.stages import Drafting, make_drafting, make_teacher
 from pipeline.assembly.training import GATE_EVERY, OFFLINE_WINDOW, make_distillers
@@ -32,7 +32,6 @@ from store.files import json_bytes, write_whole
 from store.log.manifest import RunKind
 from store.log.run_log import Mirror
 from store.query.summary import SUMMARY
-from store.registry.registered_version import check_model_name
 
 LOG = logging.getLogger("omnidraft.train")
 
@@ -75,13 +74,8 @@ def make_training_config(logs: Sequence[Path], overrides: Mapping[str, object], 
     """Return the settings of a training: those of the first run, but for what an offline training does differently.
 
     Args:
-        logs: folders of the runs.
         overrides: settings by dotted key that take precedence.
         base: settings to begin with in place of the first run's.
-
-    Raises:
-        RunError: a folder holds no run.
-        ConfigError: a setting is wrong, or there are several targets.
     """
     missing = [folder for folder in logs if not (folder / CONFIG).is_file()]
     if missing:
@@ -99,16 +93,9 @@ class LogTraining:
     """A training that is ready to start: logs are read and models are loaded; nothing has been written yet.
 
     Args:
-        config: all settings, from `make_training_config`.
         logs: folders of the runs to learn from; their texts must be in their logs.
         run_folder: new or empty; the training's log and versions go there.
-        uri: of the MLflow store; None for the local one next to the run.
         newest: number of the newest prompts of each run to use; None for all.
-        mirror: what the run is copied to, if to anywhere.
-
-    Raises:
-        UsageError: for anything that cannot work.
-        CorruptError: a log or the drafter is damaged.
     """
 
     def __init__(
@@ -123,14 +110,12 @@ class LogTraining:
         self._run = RunContext(run_folder, RunKind.TRAINING, mirror)
         self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=False):
-            if config.publish.enabled and config.publish.name:
-                check_model_name(config.publish.name)
+            self.config = settle_settings(config, self._uri)
             read = [read_run_texts(folder, newest) for folder in logs]
             if not any(texts.completions for texts in read):
                 raise RunError(
                     f"the logs must hold prompts with their texts (log.text), but {', '.join(map(str, logs))} hold none"
                 )
-            self.config = config.model_copy(update={"drafter": pin_version(config.drafter, self._uri)})
             (self._models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
             self._texts, self._shared, self._left_out = encode_texts(self._models, read)
             self._train, self._held = split_by_prompt(self._texts, 1 / GATE_EVERY, OFFLINE_WINDOW)

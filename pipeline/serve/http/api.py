@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import cache
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +20,7 @@ from typing_extensions import override
 
 from pipeline.config.defaults import TEMPERATURE
 from pipeline.loop import UnfitPromptError
+from pipeline.reports.machine import find_own_version
 from pipeline.serve.http.auth import AuthMiddleware, bearer_of
 from pipeline.serve.http.errors import (
     ApiError,
@@ -91,9 +91,6 @@ def make_app(
     """Make the application. The server that runs it uses its `state.active_requests`.
 
     Args:
-        engine: completes the requests.
-        limits: bounds on requests.
-        metrics: counts requests; served at `/metrics`.
         defaults: parameters of requests that leave them out; `max_tokens` is that of OpenAI's interface all the same.
         api_key: that every request must carry except those for `/health`; None for none.
         host: the address that it will be served on.
@@ -108,7 +105,7 @@ def make_app(
 
     app = FastAPI(
         title="omnidraft",
-        version=_find_version(),
+        version=find_own_version(),
         lifespan=close_after_serving,
         docs_url=None,  # FastAPI's own page loads its scripts from a public host
         redoc_url=None,
@@ -136,13 +133,6 @@ def make_app(
 
     app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
     return app
-
-
-def _find_version() -> str:
-    try:
-        return version("omnidraft")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
