@@ -27,51 +27,7 @@ from store.registry.version_folder import MANIFEST, VersionManifest
 OWN_FOLDER = "omnidraft"  # vLLM loads every safetensors file next to the model as a part of it
 DRAFT_LENGTH = 5
 
-
-ENGINES = """
-### transformers
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-target_name, drafter_name = "{model}", "{folder}"
-target, words = AutoModelForCausalLM.from_pretrained(target_name), AutoTokenizer.from_pretrained(target_name)
-drafter, pieces = AutoModelForCausalLM.from_pretrained(drafter_name), AutoTokenizer.from_pretrained(drafter_name)
-prompt = words("The history of the city begins with", return_tensors="pt")
-text = target.generate(
-    **prompt, do_sample=False, max_new_tokens=64,
-    assistant_model=drafter, tokenizer=words, assistant_tokenizer=pieces,
-)
-print(words.decode(text[0]))
-```
-
-Leave out the last two arguments where target and drafter have one vocabulary. Greedy text is the target's own.
-
-### vLLM
-
-```bash
-vllm serve {model} --speculative-config '{{"method": "draft_model", "model": "{folder}",
-  "num_speculative_tokens": {length}, "use_heterogeneous_vocab": true}}'
-```
-
-Leave out `use_heterogeneous_vocab` where target and drafter have one vocabulary.
-
-### llama.cpp
-
-Only for a target with the drafter's own vocabulary:
-
-```bash
-python convert_hf_to_gguf.py {folder} --outfile drafter.gguf
-llama-server -m target.gguf -md drafter.gguf
-```
-
-### omnidraft
-
-```bash
-omnidraft replay --target {target} --drafter models:/{name}/{number}
-```
-"""
-
+ENGINES = Path(__file__).with_name("engines.md").read_text(encoding="utf-8")  # how each engine takes the drafter
 
 # Values that may be put into code that people copy: none ends a quoted text, begins an option or is special in a shell.
 NAME = r"\w[\w.-]*"
