@@ -21,11 +21,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def serve(run: Path | None, runs: Path, host: str, port: int) -> None:
-    """Serve the dashboards of one run or of a folder of runs until Ctrl-C.
-
-    Raises:
-        OmnidraftError: the server cannot start.
-    """
+    """Serve the dashboards of one run or of a folder of runs until Ctrl-C."""
     try:
         import uvicorn
 

@@ -62,12 +62,7 @@ class Logs:
         return [_state(folder) for name, folder in found.items() if not names or name in names]
 
     def choose_runs(self, names: Sequence[str]) -> dict[str, Path]:
-        """Folders of the named runs, each once; without names the newest run with a completed prompt.
-
-        Raises:
-            RunError: there are no runs.
-            UsageError: a name is unknown, or there are too many names.
-        """
+        """Folders of the named runs, each once; without names the newest run with a completed prompt."""
         folders = self.folders()
         wanted = list(dict.fromkeys(names)) or default_runs(self.states())
         if unknown := [name for name in wanted if name not in folders]:

@@ -34,11 +34,7 @@ class LearnerActor:
         self._broadcast = -HEAD_SECONDS
 
     def start(self) -> tuple[LearnerReport, Weights | None]:
-        """Load the models and resume from the last commit. Returns a first report and the weights in service.
-
-        Raises:
-            RunError: another learner still writes to the run.
-        """
+        """Load the models and resume from the last commit. Returns a first report and the weights in service."""
         with suppress(OSError):
             os.chdir(self._working_folder)
         self._service = LearnerService(self._config).__enter__()

@@ -30,9 +30,6 @@ def connect_to_ray(address: str) -> Iterator[None]:
 
     Args:
         address: `local` for one that runs as long as this run, `auto` for that of this machine, HOST:PORT of another.
-
-    Raises:
-        RunError: there is no connection.
     """
     where: dict[str, Any] = {"address": address}
     if address == LOCAL:

@@ -128,12 +128,7 @@ class DecodeWorker:
         self._committing: list[int] = []  # offsets in a commit that may not be durable yet
 
     def start(self) -> tuple[str, str, str]:
-        """Load the models. Returns their fingerprints, which must be the same on every worker of a run.
-
-        Raises:
-            OmnidraftError: a model cannot be loaded, as in `load_models`.
-            RunError: the partition is closed.
-        """
+        """Load the models. Returns their fingerprints, which must be the same on every worker of a run."""
         with suppress(OSError):
             os.chdir(self._setup.working_folder)
         config = self._setup.config

@@ -55,8 +55,6 @@ class CpuBudget:
     Args:
         share: share of one core, above 0; 1 or more never sleeps.
         used: returns the processor time of the process, in seconds.
-        now: a monotonic clock, in seconds.
-        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class LearnerProcess(LearnerConnection):
     """A connection to a learner in its own process.
 
     Args:
-        setup: configuration of the learner service.
         share: share of one core that it may use.
         on_event: called with each event of the learner, on a thread of this object.
         published: number of the newest published version so far.

@@ -80,7 +80,6 @@ class LearnerService:
     a call of `end` the run can be resumed.
 
     Args:
-        setup: its configuration.
         yield_cpu: called between the steps of an update, to keep within a budget of processor time.
     """
 

@@ -34,9 +34,6 @@ def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
         run_folder: of a run that can be resumed, with `learn.method` least-squares.
         chosen: whether a prompt is to be forgotten; those before the newest 256 are not found.
 
-    Returns:
-        the number of prompts that were found.
-
     Raises:
         UsageError: the run learns by gradient, which cannot be undone.
         RunError: a process runs the run, or it cannot be resumed.
@@ -51,9 +48,6 @@ def merge_learning(run_folder: Path, other: Path) -> int:
     Args:
         run_folder: of the run that is changed; it can be resumed.
         other: folder of the other run, with the same drafter and the same targets; it can be resumed too.
-
-    Returns:
-        the number of learners that were changed.
 
     Raises: as `unlearn`.
     """

@@ -26,11 +26,7 @@ class DrafterFiles:
         self._last: _Written | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the drafter into a new folder, or link the files of the last version that has the same one.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Write the drafter into a new folder, or link the files of the last version that has the same one."""
         last, version = self._last, self._version()
         if last and last.version == version and all((last.folder / name).is_file() for name in last.names):
             for name in last.names:

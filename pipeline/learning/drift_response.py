@@ -107,8 +107,6 @@ class Recall(DriftResponse):
     measure: the expected acceptance on the text that the target emitted.
 
     Args:
-        distill: of the runner.
-        versions: the earlier versions.
         margin: by how much the best must beat the drafter in service.
         most: maximum number of versions scored: the baseline and the newest.
     """

@@ -16,14 +16,7 @@ from store.events import Event, PromptCompleted
 
 
 class LocalLearner(Learner):
-    """Trains in the loop's process. Its methods run on the loop's thread; updates may run on a thread of their own.
-
-    Args:
-        distill: learns the drafter and the head that are in service.
-        drift: monitors the acceptance rate.
-        response: what is done about a drift.
-        publisher: writes versions.
-    """
+    """Trains in the loop's process. Its methods run on the loop's thread; updates may run on a thread of their own."""
 
     def __init__(self, distill: Distiller, drift: DriftMonitor, response: DriftResponse, publisher: Publisher) -> None:
         self.distill, self.publisher = distill, publisher
@@ -121,9 +114,6 @@ class LocalLearner(Learner):
 class FollowingLearner(Learner):
     """Base of learners that do not train: the caller applies weights and passes their versions. So its checkpoint
     only names them, and one kind of it may resume with that of another.
-
-    Args:
-        drafter_version, head_version: of what is in service.
     """
 
     def __init__(self, drafter_version: int = 0, head_version: int = 0) -> None:
@@ -150,12 +140,7 @@ class FollowingLearner(Learner):
 
 
 class NoLearner(FollowingLearner):
-    """Trains nothing; drift is detected and logged.
-
-    Args:
-        drift: monitors the acceptance rate.
-        drafter_version, head_version: of what is in service, for good.
-    """
+    """Trains nothing; drift is detected and logged."""
 
     def __init__(self, drift: DriftMonitor, drafter_version: int = 0, head_version: int = 0) -> None:
         super().__init__(drafter_version, head_version)

@@ -81,11 +81,9 @@ class FolderPublisher(Publisher):
         run_folder: versions go to its `versions/`.
         write: puts the drafter, head and cache as they now are into a new folder.
         state: the counters in service and the number of cached n-grams.
-        origin: for the manifest.
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
         probe: measures the drafter as it is on what never changes.
-        now: the time as ISO 8601, UTC.
     """
 
     def __init__(

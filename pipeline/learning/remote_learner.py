@@ -30,9 +30,6 @@ class RemoteLearner(FollowingLearner):
     a log of its own, publishes, detects drift, and keeps the weights in its checkpoint.
 
     Args:
-        connection: the way there.
-        drafter, head: in service here.
-        drafter_version, head_version: of what is in service here.
         adopts: whether new weights are served; without, they are only looked at from far ("shadow").
     """
 

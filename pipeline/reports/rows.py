@@ -58,10 +58,6 @@ def print_rows(rows: "pa.Table", output: RowFormat) -> None:
 def choose_columns(widths: Sequence[int], most: int) -> tuple[int, int]:
     """Return how many columns from the left and how many from the right fit into a table with the others left out.
 
-    Args:
-        widths: characters of each column, without the frame.
-        most: characters of a line.
-
     >>> choose_columns([5, 5, 5], 25), choose_columns([5, 5, 5], 24), choose_columns([90, 5, 5], 24)
     ((3, 0), (1, 1), (1, 0))
     """

@@ -43,11 +43,8 @@ class Committer:
 
     Args:
         seconds: after which a commit is due.
-        save: returns the state.
         learning: whether an update is being computed, which a snapshot would have to wait for.
-        log: the log to commit.
         committed: called by the writer thread after each commit.
-        clock: monotonic seconds.
     """
 
     def __init__(

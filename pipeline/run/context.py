@@ -34,12 +34,7 @@ _RESUMED_BY = {
 
 
 class RunContext:
-    """The resources that a process holds on a run.
-
-    Args:
-        folder: folder of the run, or of one of its partitions.
-        mirror: copy of the commits on an object store; None if there is none.
-    """
+    """The resources that a process holds on a run."""
 
     # log, committer, events: available after `open` and `commit_by`
     log: RunLog

@@ -93,11 +93,9 @@ class RequestQueue(Iterator[PromptReceived]):
     """All unfinished requests. As an iterator it yields the prompts that may be admitted now.
 
     Args:
-        vocabulary: of the target.
         max_length: target tokens of a prompt and its completion together.
         max_waiting: requests that may wait; more are refused.
         seed: of random numbers for requests without a seed.
-        first_offset: of the first prompt.
         log_text: whether the texts of prompts may be logged.
         learner_accepts_examples: whether the learner accepts one more training example.
     """

@@ -58,11 +58,7 @@ class SourcePosition:
 
 
 class Prefetcher(Generic[T]):
-    """Prefetches a source on a background thread. Used by one other thread.
-
-    Args:
-        limit: most events that are held ready.
-    """
+    """Prefetches a source on a background thread. Used by one other thread."""
 
     def __init__(self, events: Iterator[T], limit: int) -> None:
         self._ready: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue(limit)
@@ -70,11 +66,7 @@ class Prefetcher(Generic[T]):
         threading.Thread(target=self._read, args=(events,), name="prefetcher", daemon=True).start()
 
     def take(self) -> T | None:
-        """Return the next event if one is ready, else None. `ended` is true after the last.
-
-        Raises:
-            Exception: raised by the source, after its last event.
-        """
+        """Return the next event if one is ready, else None. `ended` is true after the last."""
         if self.ended:
             return None
         try:

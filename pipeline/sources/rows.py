@@ -51,9 +51,6 @@ class Rows(Protocol):
 
         A row may lack columns other than the given ones. A row that cannot be read comes as a `Fault`,
         and the rest follow.
-
-        Raises:
-            SourceError: the source breaks off.
         """
         ...
 

@@ -54,11 +54,7 @@ def read_run_texts(folder: Path, newest: int | None = None) -> RunTexts:
     """Read the completed prompts of a run; requests that were cancelled, and prompts without text, are left out.
 
     Args:
-        folder: of the run.
         newest: number of the newest prompts to read; None for all.
-
-    Raises:
-        RunError, CorruptError: as `LogReader`.
     """
     with LogReader([folder]) as log:
         rows = log.select(_TEXTS.format(newest=f"DESC LIMIT {newest}" if newest else "")).to_pylist()
@@ -86,9 +82,6 @@ class TextEncoder:
     Texts of a target with the same vocabulary keep their tokens; the completions of others are tokenized again. A
     prompt that is not the logged one in tokens is left out: of a conversation with a server, the log has the text but
     not the control tokens of the chat template.
-
-    Args:
-        models: the target and the drafter.
     """
 
     def __init__(self, models: Models) -> None:
@@ -99,7 +92,6 @@ class TextEncoder:
         """Yield the texts of a run; their offsets are those in the run.
 
         Args:
-            texts: of the run.
             config: of the run, which determines how its prompts were put into a chat template.
         """
         encode = self._make_encoder(texts, config)

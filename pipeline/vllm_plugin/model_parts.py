@@ -25,11 +25,7 @@ from stages.vocabulary.chat import DrafterEncoder
 def load_parts(
     config: Config, facts: EngineFacts, costs: CostModel, uri: str, fetched: Path
 ) -> tuple[DrafterModels, AcceptanceHead, DraftingParts]:
-    """Load the drafter and build the stages that use it.
-
-    Raises:
-        OmnidraftError: the drafter or the target's tokenizer cannot be loaded, or their vocabularies not be paired.
-    """
+    """Load the drafter and build the stages that use it."""
     models = load_drafter_models(config, uri, fetched, decodes=True)
     head = make_head(models, config.seed)
     mode, pair = MODES[config.draft.mode], models.pair

@@ -48,9 +48,6 @@ def check_version(version: str) -> None:
     >>> check_version("0.33")
     Traceback (most recent call last):
     store.errors.UsageError: The plugin is tested with vLLM 0.31 up to, not including, 0.33; got 0.33: install another.
-
-    Raises:
-        UsageError: it is none of the tested ones.
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or not TESTED <= (int(numbers[1]), int(numbers[2])) < NOT_TESTED:
@@ -161,11 +158,7 @@ def _commit_while_idle(engine: PluginEngine) -> None:
 
 
 def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
-    """Build the plugin's parts. Without a run and without a model, nothing heavy is imported.
-
-    Raises:
-        OmnidraftError: a model cannot be loaded, or the run cannot be written.
-    """
+    """Build the plugin's parts. Without a run and without a model, nothing heavy is imported."""
     if settings.run is not None or "model" in settings.sources:
         from pipeline.vllm_plugin.recorded import build_recorded
 

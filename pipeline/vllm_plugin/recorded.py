@@ -53,11 +53,7 @@ LEARNER_SECONDS = 30.0  # for the learner's last commit when the engine ends
 
 
 def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
-    """Return the settings of the run.
-
-    Raises:
-        ConfigError: a setting is unknown, or a value is outside its range.
-    """
+    """Return the settings of the run."""
     config = Config.from_mapping(
         {
             "targets": (facts.model,),
@@ -77,11 +73,7 @@ def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
 
 
 def build_recorded(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
-    """Build an engine with a run, with a drafter model, or with both.
-
-    Raises:
-        OmnidraftError: a model cannot be loaded, or the run's folder is not one of an engine of this target.
-    """
+    """Build an engine with a run, with a drafter model, or with both."""
     with ExitStack() as undo:
         builder = _Builder(settings, facts, undo)
         engine = builder.build()

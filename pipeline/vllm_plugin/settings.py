@@ -84,11 +84,7 @@ class PluginSettings(Section):
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
-    """Return the settings of the environment.
-
-    Raises:
-        ConfigError: the file cannot be read, a setting is unknown, or a value is outside its range.
-    """
+    """Return the settings of the environment."""
     file = environment.get(CONFIG)
     values = _read_file(Path(file)) if file else {}
     for name, text in environment.items():

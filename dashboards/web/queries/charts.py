@@ -55,14 +55,10 @@ def read_stream(
     """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens.
 
     Args:
-        log: log of one or several runs.
         window: prompts per point; 0 chooses a suitable number.
         split: `none`, or `dataset` or `target` for one curve each.
         folders: of the runs, by name, in the order of the page: the first is compared with the others. Their summaries
             have the result of the check.
-
-    Raises:
-        UsageError: the split is unknown or the window is negative.
     """
     if split not in SPLITS:
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
@@ -139,11 +135,7 @@ def _describe_ngrams(totals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def window_of(log: LogReader, wanted: int = 0) -> int:
-    """Prompts per point: as requested, but enough for at most 1,000 points; 0 chooses a suitable number.
-
-    Raises:
-        UsageError: the requested number is negative.
-    """
+    """Prompts per point: as requested, but enough for at most 1,000 points; 0 chooses a suitable number."""
     if wanted < 0:
         raise UsageError(f"prompts per point must be positive, or 0 for a suitable number; got {wanted}")
     good = max(SMALLEST, _round_number(_prompts(log) / POINTS))

@@ -46,8 +46,6 @@ def read_story(
     """Describe each run of the log with a completed prompt in `sentences`.
 
     Args:
-        log: log of one or several runs.
-        learned: what `read_learning` returns.
         folders: of the runs, by name, whose summaries have the result of the check.
     """
     blocks = {row["run"]: row for row in rows(log.select(_SOURCES))}

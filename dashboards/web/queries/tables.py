@@ -145,9 +145,6 @@ def read_prompts(
 
     `search` selects the prompts whose text or completion contains it, in upper or lower case. Orders by
     acceptance list only prompts with at least 5 judged tokens; `slowest` only those with emitted tokens.
-
-    Raises:
-        UsageError: the order is unknown.
     """
     if order not in ORDERS:
         raise UsageError(f"prompts can be ordered by {', '.join(ORDERS)}; got {order!r}")

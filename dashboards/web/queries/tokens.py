@@ -57,11 +57,7 @@ class Completion:
 
 
 def read_completion(log: LogReader, offset: int) -> Completion:
-    """Read the completion of a prompt from the log of one run.
-
-    Raises:
-        UsageError: no completed prompt has this offset.
-    """
+    """Read the completion of a prompt from the log of one run."""
     found = log.select(_PROMPT.format(offset=offset)).to_pylist()
     if not found:
         raise UsageError(f"the offset must be that of a completed prompt, got {offset}; choose one from the list")
