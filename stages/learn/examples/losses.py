@@ -4,7 +4,7 @@ Both distributions are compared on the teacher's top pieces plus one bucket for 
 vocabulary's size is stored. On the buckets a divergence is at most, and an expected acceptance at least, its value on
 the full distributions.
 
-Shapes: N supervised positions, T top pieces (padded), D drafter ids.
+Shapes: N supervised positions, T top pieces (padded), D drafter ids, M pieces of accepted n-grams (may be 0).
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class StudentBatch:
 
 
 def trie_divergence(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
-    """Return KL(target || drafter), level by level, without the constant entropy of the target (N,)."""
+    """Return the forward KL(target || drafter), level by level, without the constant entropy of the target (N,)."""
     top_N = (teacher.group_NT * student.log_top_NT).masked_fill(~teacher.valid_NT, 0).sum(-1)
     return -(top_N + teacher.rest_N * student.rest_N.log())
 
@@ -84,7 +84,7 @@ def greedy_agreement(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
 
 
 def direct_divergence(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
-    """Return the paper's first term: KL(drafter || target) over direct maps, both renormalised there (N,).
+    """Return the paper's first term: the reverse KL(drafter || target) over direct maps, both renormalised there (N,).
 
     The paper leaves the normalisation open; without it the term rewards probability that leaks to pieces without a map.
     """
@@ -96,15 +96,16 @@ def direct_divergence(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
     return terms_NT.masked_fill(~direct_NT, 0).sum(-1) * usable_N
 
 
+# Returns a scalar: a mean over the N positions, because the trainer weights micro-batches by N.
 Loss = Callable[[StudentBatch, TeacherBatch, Tensor], Tensor]
 
 
-def trie_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+def trie_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
     """Return the mean divergence of the distributions over pieces (a scalar)."""
     return trie_divergence(student, teacher).mean()
 
 
-def direct_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+def direct_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
     """Return the loss of the paper's ablation, L_DM (a scalar)."""
     return direct_divergence(student, teacher).sum() / teacher.first_N.sum().clamp(min=1)
 
@@ -114,15 +115,15 @@ def hybrid_loss(ngram_weight: float) -> Loss:
     accepted n-grams.
     """
 
-    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
-        return direct_loss(student, teacher, ngram_log_N) + ngram_weight * ngram_loss(student, teacher, ngram_log_N)
+    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
+        return direct_loss(student, teacher, ngram_log_M) + ngram_weight * ngram_loss(student, teacher, ngram_log_M)
 
     return loss
 
 
-def ngram_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+def ngram_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
     """Return the second term of the paper's loss alone (a scalar): an ablation of its table 6."""
-    return -ngram_log_N.sum() / teacher.first_N.sum().clamp(min=1)
+    return -ngram_log_M.sum() / teacher.first_N.sum().clamp(min=1)
 
 
 def direct_likelihood(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
@@ -137,9 +138,9 @@ def direct_likelihood(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
 def likelihood_loss(ngram_weight: float) -> Loss:
     """Make the ablation of the paper's table 6 that has a negative log-likelihood in both terms."""
 
-    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
         direct = -direct_likelihood(student, teacher).sum() / teacher.first_N.sum().clamp(min=1)
-        return direct + ngram_weight * ngram_loss(student, teacher, ngram_log_N)
+        return direct + ngram_weight * ngram_loss(student, teacher, ngram_log_M)
 
     return loss
 
@@ -151,7 +152,7 @@ def acceptance_loss(blend: float) -> Loss:
     LK losses (arXiv 2602.23881) motivate maximising the acceptance itself.
     """
 
-    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_M: Tensor) -> Tensor:
         rejection_N = 1 - expected_acceptance(student, teacher)
         return (blend * rejection_N + (1 - blend) * trie_divergence(student, teacher)).mean()
 
