@@ -119,23 +119,6 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
     assert [line for line in hits.output.splitlines() if line in ("k=3", "k=4")] == ["k=3", "k=4"]
 
 
-def test_wrong_options_are_refused(tiny_pair: TinyPair, data: Path, tmp_path: Path):
-    for arguments, words in (
-        (("--table", 7), "--table must be one of 1, 2"),
-        (("--figure", 1), "--figure must be one of 5, 6"),
-        ((), "by --table or --figure"),
-        (("--table", 1, "--figure", 5), "by --table or --figure"),
-        (("--figure", 6), "figure 6 swaps between two targets"),
-        (("--figure", 5, "--only", "k9"), "blocks of the paper's figure 5 (switch, mbpp)"),
-        (("--table", 5, "--only", "k9"), "blocks of the paper's table 5 (k3, k4)"),
-        (("--table", 1), "mbpp.parquet is no file"),
-        (("--table", 6, "--set", "sampling.temperature=0.5"), "'sampling.temperature' is decided by the arms"),
-    ):
-        done = run_table(tiny_pair, data, *arguments, "--out", tmp_path)
-        assert done.exit_code != 0
-        assert words in str(done.exception)
-
-
 def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
     """The reference accepts 4 of 20 tokens, direct only 8, hybrid 10: 2 and 2.5 times as many."""
     block = PAPER_TABLES["1"].blocks[0]
