@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow
 import pytest
@@ -75,11 +76,17 @@ TABLE_KINDS = [*FILES, *COLUMNS_UNKNOWN, "hf://owner/sample:test", "ray parquet"
 KINDS = [*TABLE_KINDS, "builtin:docs", "builtin:code", "builtin:questions"]
 
 
+def open_with_input(spec: str, options: SourceSettings, given: bytes) -> Source:
+    """Open a source of a process with this standard input."""
+    with patch.object(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given))):
+        return open_source(spec, options)
+
+
 @pytest.fixture
 def make(request, tmp_path, monkeypatch) -> Make:
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: FakeHub()))
     spec = spec_of(request.param, tmp_path, request)
-    return lambda options: open_source(spec, options, stdin=io.BytesIO(JSON_LINES))
+    return lambda options: open_with_input(spec, options, JSON_LINES)
 
 
 every_kind = pytest.mark.parametrize("make", KINDS, indirect=True)
@@ -194,7 +201,7 @@ def test_no_implementation_is_missing_from_this_suite(tmp_path, monkeypatch, req
     for number, kind in enumerate(KINDS):
         folder = tmp_path / f"kind-{number}"
         folder.mkdir()
-        sources.append(open_source(spec_of(kind, folder, request), SourceSettings(), stdin=io.BytesIO()))
+        sources.append(open_with_input(spec_of(kind, folder, request), SourceSettings(), b""))
     assert implementations({"read", "size"}) == {type(source).__name__ for source in sources} == {"Source"}
     rows = {type(source.rows).__name__ for source in sources}
     assert implementations({"read", "count"}) == rows

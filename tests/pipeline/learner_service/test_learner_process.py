@@ -83,7 +83,7 @@ def test_posting_never_waits_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatc
     received = [number for number, _ in doubled.read_received()]
     assert len(received) == 3 * QUEUE_LIMIT - dropped
     assert received[-QUEUE_LIMIT:] == list(range(2 * QUEUE_LIMIT, 3 * QUEUE_LIMIT))
-    assert received[:-QUEUE_LIMIT] == list(range(len(received) - QUEUE_LIMIT)), "those in the pipe"
+    assert received == sorted({*received}), "each once and in order, those first that the pipe took"
 
 
 def test_a_learner_that_hangs_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
