@@ -14,6 +14,7 @@ PRIOR_BLOCKS = 4.0  # weight of the costs at the beginning: decays with the sums
 LEAST_PRIOR = 0.005  # but for this share, which decides about what is not tried
 COMMON = 10.0  # weight of the factor of what is in every block: what drafts alone explain is theirs
 PRIOR_PIECES = 10.0  # of prompts that the drafter read at no cost
+EARLY, INTERVAL = 32, 8  # blocks after each of which the factors are updated; then between two updates, if none jumps
 LARGEST_JUMP = 0.5  # of what was expected of a block, and beyond it: it was interrupted, or the first of its kind
 
 
@@ -33,18 +34,16 @@ class _Fit:
         """Return the cost of these parts."""
         return sum(factor * part for factor, part in zip(self.factors, parts, strict=True))
 
-    def observe(self, parts: Sequence[float], cost: float, scale: float, weight: float) -> None:
-        """Update the factors with a block.
-
-        Args:
-            scale: the cost that the whole block was expected to have: errors are relative to it.
-            weight: of the factors at the beginning, in blocks.
-        """
-        from scipy.optimize import nnls
-
+    def observe(self, parts: Sequence[float], cost: float, scale: float) -> None:
+        """Add a block. `scale`: the cost that the whole block was expected to have: errors are relative to it."""
         line = np.array(parts) / scale
         self._products = DECAY * self._products + np.outer(line, line)
         self._sums = DECAY * self._sums + line * (cost / scale)
+
+    def solve(self, weight: float) -> None:
+        """Update the factors. `weight`: of those at the beginning, in blocks."""
+        from scipy.optimize import nnls
+
         lower = np.linalg.cholesky(self._products + weight * self._weights)
         sums = self._sums + weight * self._weights @ self._prior
         self.factors = nnls(lower.T, np.linalg.solve(lower, sums))[0].tolist()
@@ -96,10 +95,15 @@ class TrackedCosts(CostModel):
         own = start.around / self._plain, 0.0, start.per_draft / self._plain, 1.0
         self._rest = _Fit(own, [COMMON, 1.0, 1.0, 1.0])
         self._unit = self._blocks = 0.0  # seconds per cost at the beginning, a decayed sum of them, and its weight
+        self._number = 0  # of blocks
         self._prompts, self._pieces = 0.0, PRIOR_PIECES  # cost of prompts, decayed, and their pieces
+        self._curve = self._compute_curve()
 
     @override
     def verification_curve(self) -> tuple[Curve, float]:
+        return self._curve
+
+    def _compute_curve(self) -> tuple[Curve, float]:
         curve, fixed, more = (factor * self._seconds for factor in self._pass.factors[:3])
         target = tuple(
             (size, curve * cost + fixed * self._plain + more * self._more(size)) for size, cost in self._curves.target
@@ -150,18 +154,25 @@ class TrackedCosts(CostModel):
         self._unit, self._blocks = DECAY * self._unit + verifying / curve, DECAY * self._blocks + 1
         rest = min(rest, (expected_rest + LARGEST_JUMP * whole) * self._seconds)
         weight = PRIOR_BLOCKS * max(LEAST_PRIOR, 1 - (1 - DECAY) * self._blocks)
-        self._pass.observe(of_pass, verifying / self._seconds, whole, weight)
-        self._rest.observe(of_rest, rest / self._seconds, whole, weight)
+        self._pass.observe(of_pass, verifying / self._seconds, whole)
+        self._rest.observe(of_rest, rest / self._seconds, whole)
+        self._number += 1
+        jumped = block.drafting + block.around > rest
+        if jumped or self._number <= EARLY or self._number % INTERVAL == 0:
+            self._pass.solve(weight)
+            self._rest.solve(weight)
         self._prompts = DECAY * self._prompts + block.prompts.seconds / self._seconds
         self._pieces = DECAY * self._pieces + (1 - DECAY) * PRIOR_PIECES + block.prompts.pieces
+        self._curve = self._compute_curve()
 
     @override
     def state_dict(self) -> State:
-        sums = self._unit, self._blocks, self._prompts, self._pieces
+        sums = self._unit, self._blocks, self._prompts, self._pieces, self._number
         return {"pass": self._pass.state_dict(), "rest": self._rest.state_dict(), "sums": sums}
 
     @override
     def load_state_dict(self, state: State) -> None:
         self._pass.load_state_dict(state["pass"])
         self._rest.load_state_dict(state["rest"])
-        self._unit, self._blocks, self._prompts, self._pieces = state["sums"]
+        self._unit, self._blocks, self._prompts, self._pieces, self._number = state["sums"]
+        self._curve = self._compute_curve()
