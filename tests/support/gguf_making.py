@@ -57,16 +57,23 @@ def keys_of(config: Any, **others: Any) -> dict[str, Any]:
 
 
 def write(
-    path: Path, architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Array], kind: str = "F32"
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    kind: str = "F32",
+    rows: Mapping[str, tuple[str, Array]] | None = None,
 ) -> Path:
-    """Write a file whose matrices have a type of GGUF."""
+    """Write a file whose matrices have a type of GGUF; of some the type and the bytes of each row are given."""
     writer, quantisation = gguf.GGUFWriter(path, architecture), gguf.GGMLQuantizationType[kind]
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
         name = key if key.partition(".")[0] in PLAIN_KEYS else f"{architecture}.{key}"
         adders.get(type(value), writer.add_array)(name, value)
     for name, values in tensors.items():
-        if kind == "F32" or values.ndim == 1:
+        if rows and name in rows:
+            writer.add_tensor(name, rows[name][1], raw_dtype=gguf.GGMLQuantizationType[rows[name][0]])
+        elif kind == "F32" or values.ndim == 1:
             writer.add_tensor(name, values)
         else:
             writer.add_tensor(name, gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)

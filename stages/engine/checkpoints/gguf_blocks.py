@@ -128,3 +128,4 @@ _READERS: dict[str, tuple[int, int, Callable[[Array], Groups]]] = {
     "Q6_K": (6, 210, _read_q6_k),
     "Q8_0": (8, 34, _read_q8_0),
 }
+CODED_KINDS = frozenset(_READERS)

@@ -35,6 +35,13 @@ class StoredTensor:
     data: memoryview  # its bytes
 
     @property
+    def name(self) -> str:
+        """The name of its type, such as Q4_K."""
+        from gguf import GGMLQuantizationType
+
+        return GGMLQuantizationType(self.kind).name
+
+    @property
     def float_type(self) -> torch.dtype | None:
         """The type of plain numbers; None for quantised ones."""
         return _FLOATS.get(self.kind)
@@ -50,9 +57,7 @@ class StoredTensor:
 
     def read_groups(self) -> GroupedMatrix | None:
         """Return the codes of a quantised matrix as they are stored; None if its type has no groups."""
-        from gguf import GGMLQuantizationType
-
-        return read_groups(GGMLQuantizationType(self.kind).name, self._rows)
+        return read_groups(self.name, self._rows)
 
     @property
     def _rows(self) -> np.ndarray[Any, Any]:
@@ -133,7 +138,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     if bytes(data[:4]) != _MAGIC:
         raise ModelError(f"{path} must be a GGUF file, but does not begin with 'GGUF'; name another file")
     try:
-        return _parse(data)
+        return _parse(path, data)
     except (struct.error, IndexError, KeyError, MemoryError, OverflowError, ValueError) as error:
         raise ModelError(
             f"{path} must be a whole GGUF file of version 2 or 3, but is cut off or damaged ({error}; it has "
@@ -141,7 +146,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         ) from error
 
 
-def _parse(data: memoryview) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     header = _Header(data)
@@ -157,6 +162,11 @@ def _parse(data: memoryview) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     alignment = metadata.get("general.alignment", 32)
     start, stored = -(-header.position // alignment) * alignment, {}
     for name, shape, kind, offset in table:
+        if kind not in GGML_QUANT_SIZES:
+            raise ModelError(
+                f"{path} must hold tensors in types that the installed package gguf knows, but {name} is in number "
+                f"{kind}; pip install --upgrade gguf, or take a file of the same model in Q4_K_M"
+            )
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         length = torch.Size(shape).numel() // block * size
         if start + offset + length > len(data):

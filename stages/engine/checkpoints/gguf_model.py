@@ -5,6 +5,7 @@ known here is refused.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+from stages.engine.checkpoints.gguf_blocks import CODED_KINDS
 from stages.engine.checkpoints.gguf_file import GgufFile
 from stages.engine.quantisation.modules import attach_groups
 from store.errors import ModelError
@@ -87,6 +89,7 @@ _READ_ELSEWHERE = re.compile(
     r"attention\.(key|value)_length(_swa)?|rope\.(freq_base(_swa)?|dimension_count(_swa)?|scaling\..*|scale_linear)"
     r"|vocab_size|expert_count|expert_used_count|attention\.sliding_window_pattern|.*_id"
 )
+_PLAIN_KINDS = {"F32", "F16", "BF16"}
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _END_NAMES = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <|eom_id|> <|return|> <|call|> "
@@ -111,6 +114,21 @@ def require_reader(file: GgufFile) -> None:
         f"{file.path} must be of an architecture that is read exactly ({', '.join(_FAMILIES)}, or one that "
         f"transformers reads whole), but is of {file.architecture!r}; name a Hugging Face folder of the same model"
     )
+
+
+def require_own_bits(file: GgufFile) -> None:
+    """Check that every tensor holds plain numbers, or codes that can be multiplied as they are.
+
+    Others would be numbers of 32 bits in memory, of up to 20 times their size in the file.
+    """
+    foreign = Counter(each.name for each in file.tensors.values() if each.name not in CODED_KINDS | _PLAIN_KINDS)
+    if foreign:
+        counts = ", ".join(f"{count} in {kind}" for kind, count in foreign.most_common())
+        raise ModelError(
+            f"{file.path} must hold weights in types that are computed with as they are "
+            f"({', '.join(sorted(CODED_KINDS | _PLAIN_KINDS))}), but of its {len(file.tensors)} tensors it has {counts}; take a file of the same model "
+            "in Q4_K_M or Q8_0"
+        )
 
 
 def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes: bool = False) -> Any:

@@ -39,7 +39,13 @@ from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
 from stages.engine.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf
-from stages.engine.checkpoints.gguf_model import attach_codes, has_family, load_gguf_model, require_reader
+from stages.engine.checkpoints.gguf_model import (
+    attach_codes,
+    has_family,
+    load_gguf_model,
+    require_own_bits,
+    require_reader,
+)
 from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.engine.checkpoints.size_check import find_file, require_plausible_sizes
 from stages.engine.checkpoints.tokenizer_probe import require_bounded_tokenizer
@@ -108,6 +114,7 @@ def _attach_origin(path: Path, model: Any) -> None:
 
 
 def _load_gguf(file: GgufFile, dtype: str, *, codes: bool) -> Any:
+    require_own_bits(file)
     kinds = {tensor.float_type for tensor in file.tensors.values()}
     half = next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), torch.float32)
     wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
