@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
-LOG = logging.getLogger("omnidraft.terminal")
+LOG, LOADING = logging.getLogger("omnidraft.terminal"), logging.getLogger("omnidraft.loading")
 
 PIPE_COLUMNS = 200  # wide enough that a table in a pipe is not folded
 RESULT_COLUMNS = 120  # width of tables of results, whose long cells are folded
@@ -95,13 +95,26 @@ def own_stderr_console(*, quiet: bool) -> Iterator[None]:
 def status(text: str = "", *, is_long: bool = False) -> Iterator[Callable[[str], None]]:
     """Show a transient line on standard error while the block runs. Yields a function that changes its text.
 
+    It also shows how far the loading of a model is (`stages/engine/checkpoints/loading.py`), in a terminal alone.
+
     Args:
         is_long: log the text where standard error is no terminal, so that a pipe is not silent for long.
     """
     if is_long and not stderr_console().is_terminal:
         LOG.info("%s", text)
+    from rich.text import Text
+
     with stderr_console().status(text) as line:
-        yield line.update
+
+        def show(record: logging.LogRecord) -> bool:
+            line.update(Text(record.getMessage()))
+            return False  # the record goes nowhere else
+
+        LOADING.addFilter(show)
+        try:
+            yield line.update
+        finally:
+            LOADING.removeFilter(show)
 
 
 def show_or_json(values: Mapping[str, Any], as_json: bool, show: Callable[["Console"], None]) -> None:

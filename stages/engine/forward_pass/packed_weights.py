@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from stages.engine.checkpoints.loading import report_layers
 from stages.engine.forward_pass.kernels import Kernel, Matrix, join_matrices, make_kernel, read_matrix
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -70,7 +71,8 @@ class PackedLlamaWeights:
         """Pack the weights again after they changed."""
         core = self.model.model
         self.embedding_VW: Tensor = core.embed_tokens.weight
-        self.layers = [self._make_layer(layer) for layer in core.layers]
+        layers = core.layers if self.version else report_layers(self.model.config.name_or_path, core.layers)
+        self.layers = [self._make_layer(layer) for layer in layers]
         self.norm_W: Tensor = core.norm.weight
         self.version += 1
 

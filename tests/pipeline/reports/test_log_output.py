@@ -71,3 +71,17 @@ def test_a_line_goes_above_what_is_live(monkeypatch: pytest.MonkeyPatch):
     assert len(lines) == 2
     assert lines[0].endswith("\x1b[2K"), "the line of the panel is erased before"
     assert lines[1].startswith("the panel")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_status_shows_how_far_a_model_is_loaded(is_terminal: bool, monkeypatch: pytest.MonkeyPatch):
+    out, loading = StringIO(), logging.getLogger("omnidraft.loading")
+    with write_log(LogLevel.INFO, as_json=False):
+        monkeypatch.setattr(terminal, "_STDERR", [Console(file=out, force_terminal=is_terminal, width=80)])
+        with terminal.status("loading models"):
+            loading.info("loading %s: 43%%, 4 s left", "[a]")
+            LOG.info("loaded [a] in 7 s")
+        loading.info("later")
+    assert ("loading [a]: 43%, 4 s left" in out.getvalue()) == is_terminal
+    assert out.getvalue().count("loaded [a] in 7 s\n") == 1
+    assert out.getvalue().endswith("later\n"), "only a status takes the records"

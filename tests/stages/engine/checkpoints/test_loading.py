@@ -1,0 +1,39 @@
+"""What is reported while a model loads: the share of its layers, and how long the others take."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from stages.engine.checkpoints import loading
+from stages.engine.checkpoints.loading import report_layers
+
+Texts = Callable[..., list[str]]
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Texts:
+    """Loads four layers that take so many seconds each, and returns the messages."""
+
+    def load(seconds: float, source: str = "models/large.gguf") -> list[str]:
+        now = [100.0]
+        monkeypatch.setattr(loading, "monotonic", lambda: now[0])
+        with caplog.at_level(logging.INFO, "omnidraft"):
+            for _ in report_layers(source, "wxyz"):
+                now[0] += seconds
+        return [record.getMessage() for record in caplog.records]
+
+    return load
+
+
+def test_the_share_and_the_time_left_are_reported(texts: Texts):
+    reports = ["loading large: 25%, 9 s left", "loading large: 50%, 6 s left", "loading large: 75%, 3 s left"]
+    assert texts(3.0) == [*reports, "loaded large in 12 s"]
+
+
+def test_reports_are_a_second_apart(texts: Texts):
+    assert texts(0.6, "a/folder-1.5b/") == ["loading folder-1.5b: 50%, 1 s left", "loaded folder-1.5b in 2 s"]
+
+
+def test_what_loads_in_a_moment_is_not_reported(texts: Texts):
+    assert texts(0.2) == []
