@@ -126,8 +126,8 @@ def require_own_bits(file: GgufFile) -> None:
         counts = ", ".join(f"{count} in {kind}" for kind, count in foreign.most_common())
         raise ModelError(
             f"{file.path} must hold weights in types that are computed with as they are "
-            f"({', '.join(sorted(CODED_KINDS | _PLAIN_KINDS))}), but of its {len(file.tensors)} tensors it has {counts}; take a file of the same model "
-            "in Q4_K_M or Q8_0"
+            f"({', '.join(sorted(CODED_KINDS | _PLAIN_KINDS))}), but of its {len(file.tensors)} tensors it has {counts}; "
+            "take a file of the same model in Q4_K_M or Q8_0"
         )
 
 
