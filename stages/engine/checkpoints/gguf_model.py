@@ -124,10 +124,10 @@ def require_own_bits(file: GgufFile) -> None:
     foreign = Counter(each.name for each in file.tensors.values() if each.name not in CODED_KINDS | _PLAIN_KINDS)
     if foreign:
         counts = ", ".join(f"{count} in {kind}" for kind, count in foreign.most_common())
+        known = ", ".join(sorted(CODED_KINDS | _PLAIN_KINDS))
         raise ModelError(
-            f"{file.path} must hold weights in types that are computed with as they are "
-            f"({', '.join(sorted(CODED_KINDS | _PLAIN_KINDS))}), but of its {len(file.tensors)} tensors it has {counts}; "
-            "take a file of the same model in Q4_K_M or Q8_0"
+            f"{file.path} must hold weights in types that are computed with as they are ({known}), but of its "
+            f"{len(file.tensors)} tensors it has {counts}; take a file of the same model in Q4_K_M or Q8_0"
         )
 
 
