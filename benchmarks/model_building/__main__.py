@@ -4,8 +4,7 @@ Minutes to an hour each on a CPU.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,6 @@ import typer
 from benchmarks.command import run
 from benchmarks.model_building import distilled, recipes
 from pipeline.models.catalog import MODELS_FOLDER
-from pipeline.reports.terminal import stderr_console
 
 LOG = logging.getLogger("omnidraft.build")
 
@@ -29,24 +27,22 @@ def build(
     """Make built-in models from text by the recorded recipe."""
     for recipe in recipes.select_recipes(names or list(recipes.RECIPES), steps):
         name = recipe.model.name
-        with _bar(name, recipe.training.steps) as show:
-            if distils := distilled.RECIPES.get(name):
-                report = distilled.build(replace(distils, base=recipe), data, out, show)
-            else:
-                report = recipes.build(recipe, data, out, show)
+        show = _make_log(name, recipe.training.steps)
+        if distils := distilled.RECIPES.get(name):
+            report = distilled.build(replace(distils, base=recipe), data, out, show)
+        else:
+            report = recipes.build(recipe, data, out, show)
         LOG.info("%s: validation loss %.3f nats per token", name, report.validation_loss)
 
 
-@contextmanager
-def _bar(name: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a progress bar with the loss. Yields a function to call after each step."""
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+def _make_log(name: str, steps: int) -> Callable[[int, float], None]:
+    """Return a function to call after each step, which logs the loss of every hundredth part."""
 
-    loss_column = TextColumn("loss {task.fields[loss]:.3f}")
-    columns = (*Progress.get_default_columns()[:2], loss_column, TimeRemainingColumn())
-    with Progress(*columns, console=stderr_console()) as bar:
-        task = bar.add_task(name, total=steps, loss=0.0)
-        yield lambda step, loss: bar.update(task, completed=step, loss=loss)
+    def log(step: int, loss: float) -> None:
+        if step % -(-steps // 100) == 0:
+            LOG.info("%s: step %d of %d, loss %.3f", name, step, steps, loss)
+
+    return log
 
 
 if __name__ == "__main__":

@@ -67,9 +67,7 @@ def labelled_loss(model: torch.nn.Module, pieces_BT: Tensor, labels_BTK: Tensor,
 def measure(model: Any, texts: Sequence[PlacedText]) -> tuple[float, float]:
     """Return the mean loss over the places of texts, in nats, and the share of them where the likeliest piece is right.
 
-    Args:
-        model: the drafter.
-        texts: with the places of the first pieces of the answers' tokens.
+    `texts` have the places of the first pieces of the answers' tokens.
     """
     right, losses = list[bool](), list[float]()
     for text in texts:
@@ -86,7 +84,6 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
     The answers stay in a folder next to it, so that a build that was stopped continues with them.
 
     Args:
-        recipe: of the drafter.
         data: folder of the prepared data sets.
         out: parent of the new model's folder.
         progress: called with the number of steps done and the last one's loss.

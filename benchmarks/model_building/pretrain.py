@@ -81,12 +81,10 @@ def validation_loss(model: torch.nn.Module, tokens_N: Tensor, length: int, rows:
 def optimise(
     model: Any, draw_loss: Callable[[], Tensor], recipe: Recipe, progress: Callable[[int, float], None]
 ) -> list[float]:
-    """Train `model` in place and return the losses of the steps.
+    """Train a causal language model in place and return the losses of the steps.
 
     Args:
-        model: a causal language model.
         draw_loss: draws a batch and computes its loss (a scalar).
-        recipe: number of steps, and the rate.
         progress: called after each step with the step's number (from 1) and its loss.
     """
     optimizers, losses = _make_optimizers(model, recipe.peak_rate), list[float]()
@@ -105,20 +103,11 @@ def optimise(
 
 
 def pretrain(
-    model: Any,
-    train_N: Tensor,
-    held_out_N: Tensor,
-    recipe: Recipe,
-    progress: Callable[[int, float], None],
+    model: Any, train_N: Tensor, held_out_N: Tensor, recipe: Recipe, progress: Callable[[int, float], None]
 ) -> Report:
-    """Train `model` in place on random windows of `train_N` and measure it on `held_out_N`.
+    """Train a causal language model in place on random windows of a text, documents joined, and measure it on another.
 
-    Args:
-        model: a causal language model that returns `.logits`.
-        train_N: token ids of the training text, documents joined.
-        held_out_N: token ids of the validation text.
-        recipe: steps, sizes, rate, seed.
-        progress: called after each step with the step's number (from 1) and its loss.
+    `progress` as of `optimise`.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     started = time.perf_counter()

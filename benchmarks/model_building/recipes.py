@@ -195,7 +195,6 @@ def build(recipe: ModelRecipe, data: Path, out: Path, progress: Callable[[int, f
     """Make one built-in model from text and write its folder with a model card.
 
     Args:
-        recipe: of the model.
         data: folder of the prepared datasets (Parquet files with `prompt` and `reference`).
         out: parent of the new model's folder.
         progress: called with the number of steps done and the last one's loss.

@@ -50,11 +50,8 @@ async def compare(
 
     Args:
         servers: running servers by their setting `serve.learn`, `off` among them.
-        prompts: texts of prompts.
-        rounds: number of rounds; every server has its turn in each.
         seconds: of a round, and of the full load before.
         rate: requests per second; None for half of what the server without learning completes under full load.
-        report: called with each step.
 
     Returns:
         the rate, and the rounds of each server.

@@ -48,7 +48,7 @@ QUICK_ARMS = (ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.LOGGED) 
 
 def reads_all_with_drafter(name: str) -> bool:
     """Return whether an arm's engine has the drafter read whole prompts, which must then fit into its context."""
-    return name in (ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS) or name.endswith("-speculative")
+    return name in (ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS)
 
 
 class Arm(Protocol):
@@ -79,9 +79,6 @@ class Engines(Protocol):
         """Build an arm: load and convert its models.
 
         Args:
-            name: name of the arm.
-            config: sampling, lengths, batch size, threads and seed.
-            models: names and vocabularies of target and drafter.
             scratch: folder for converted weights.
             longest: tokens of the longest prompt and completion together.
 

@@ -12,6 +12,7 @@ include it. At the end of a round the benchmark waits for updates on the learner
 in parallel with the next prompts, so the learning arms are charged more than learning costs.
 """
 
+import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -66,10 +67,6 @@ def choose_prompts(
     """The first `number` prompts of the stream that every arm can complete.
 
     Args:
-        sources: of the stream.
-        config: how prompts are encoded, and the longest completion.
-        models: whose tokens are counted.
-        number: of prompts.
         most: tokens that every prompt leaves space for two longest completions in.
 
     Raises:
@@ -270,11 +267,7 @@ def settings_of(config: Config, plan: SpeedPlan) -> dict[str, Any]:
     return config.model_dump(mode="json") | sizes
 
 
-def _peak_memory() -> int | None:
-    """Return the peak memory of this process in bytes; None if the system does not report it."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
+def _peak_memory() -> int:
+    """Return the peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -212,10 +212,7 @@ class Workshop:
     def make(self, name: str, longest: int, engines: Engines) -> Arm:
         """Build the arm with a name.
 
-        Args:
-            name: name of an arm that can run.
-            longest: tokens of the longest prompt and completion together.
-            engines: builds the arms that are not in `ArmName`.
+        `longest`: tokens of the longest prompt and completion together; `engines` builds those not in `ArmName`.
 
         Raises:
             UsageError: an engine cannot run these models.

@@ -35,7 +35,7 @@ class SpeedReport:
     results: Mapping[str, ArmResults]
     rounds: Mapping[str, Sequence[MeasuredRound]]
     planned: int  # number of planned rounds; an interrupted run has fewer
-    peak_memory: int | None  # bytes of the process, all arms together; None if the system does not report it
+    peak_memory: int  # bytes of the process, all arms together
     # arms of other engines that do not run this pair of models, with their reasons
     refused: Mapping[str, str] = field(default_factory=dict)
     chat: str | None = None  # a line on the chat template; None if there is none
@@ -195,8 +195,7 @@ def notes(report: SpeedReport) -> list[str]:
     if logged and logged.breakdown:
         share = sum(getattr(logged.breakdown, part) for part in RECORDS)
         lines.append(f"Log, versions and drift: {share:.2%} of wall time, the writer thread's processor time included.")
-    if report.peak_memory:
-        lines.append(f"Peak memory of the process, all arms together: {report.peak_memory / 1e9:.2f} GB.")
+    lines.append(f"Peak memory of the process, all arms together: {report.peak_memory / 1e9:.2f} GB.")
     lines += [f"{label(name, report)} does not run this pair: {reason}" for name, reason in report.refused.items()]
     if report.settings["sampling"]["temperature"] > 0:
         lines.append(

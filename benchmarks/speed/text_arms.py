@@ -32,11 +32,7 @@ class PromptWords:
         self.decode = models.target_vocabulary.decode
 
     def encode(self, prompt: PromptReceived) -> list[int]:
-        """Encode a prompt in target tokens.
-
-        Raises:
-            ConfigError: the chat template fails on its text.
-        """
+        """Encode a prompt in target tokens. Raises `ConfigError` where the chat template fails on its text."""
         return self._encode(prompt)[0]
 
 

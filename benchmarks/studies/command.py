@@ -2,24 +2,20 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.command import MOST_TOKENS, MarkdownOption, typed_command
+from benchmarks.command import MOST_TOKENS
 from benchmarks.studies.definitions import STUDIES, Study, StudyArm, StudyName
 from pipeline.config.cli_options import argument, option, overrides_of, parse_settings, set_option
-from pipeline.reports.terminal import make_console, require_file, stderr_console
+from pipeline.reports.terminal import format_duration, make_console
 from store.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from benchmarks.studies.records import Record, StudyFile
     from benchmarks.studies.runner import StudyPlan
 
@@ -65,7 +61,6 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="File of finished runs, to resume from. [default: runs/study-STUDY.json]")
     ] = None,
-    markdown: MarkdownOption = None,
 ) -> None:
     """Compare losses, stop rules, responses to drift, sizes of the n-gram cache, sources of drafts, ways to learn.
 
@@ -79,10 +74,9 @@ def study(
     file, and the same command resumes with the missing ones. Tables show the paper's ratios between arms next to ours.
     """
     overrides = {**USUAL} | (QUICK if quick else {}) | parse_settings(settings) | overrides_of(study, locals())
-    require_file("--markdown", markdown)
     plan = _plan(STUDIES[name], overrides, targets, arms, seeds or (1 if quick else 3), alternate)
     path = out or Path("runs", f"study-{name}.json")
-    _study(plan, path, jobs, markdown)
+    _study(plan, path, jobs)
 
 
 def _plan(
@@ -119,72 +113,38 @@ def _arms(chosen: Study, text: str | None) -> tuple[StudyArm, ...]:
     return tuple(arm for arm in chosen.arms if arm.name in names)
 
 
-def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None) -> None:
+def _study(plan: "StudyPlan", path: Path, jobs: int) -> None:
     from benchmarks.studies.records import StudyFile
-    from benchmarks.studies.report import markdown, print_report, results_json, results_of
+    from benchmarks.studies.report import print_report, results_json, results_of
     from benchmarks.studies.runner import run
 
     file = StudyFile(path, plan.shared_settings())
     try:
-        with show_progress(stderr_console(), plan, file) as progress:
-            run(plan, file, jobs, progress.finish_run, progress.count_prompt)
+        run(plan, file, jobs, RunLogger(plan, file).finish_run)
     except KeyboardInterrupt:
         LOG.info("stopped; finished runs are in %s, and the same command resumes", path)
         raise typer.Exit(130) from None
     results = results_of(plan, list(file.records.values()))
     file.write(results_json(results))
     print_report(make_console(PIPE_COLUMNS), plan, results)
-    if page is not None:
-        page.write_text(markdown(plan, results, typed_command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
 
 
-class StudyProgress:
-    """Shows a progress bar with the remaining time, and one line per finished run, on standard error."""
+class RunLogger:
+    """Logs one line per finished run, with the time that the others take."""
 
-    def __init__(self, progress: "Progress", plan: "StudyPlan", file: "StudyFile") -> None:
-        self._progress = progress
+    def __init__(self, plan: "StudyPlan", file: "StudyFile") -> None:
         self._total = len(plan.order())
         self._left = sum(key not in file.records for key in plan.order())
         self._began, self._finished = time.perf_counter(), 0
-        self._task = progress.add_task("", total=self._total, completed=self._total - self._left, prompts=0)
-        self._prompts = 0
-
-    def count_prompt(self) -> None:
-        """Count a completed prompt of the current run."""
-        self._prompts += 1
-        self._progress.update(self._task, prompts=self._prompts)
 
     def finish_run(self, record: "Record") -> None:
-        """Print the line of a finished run."""
         from benchmarks.studies.metrics import last_fifth
 
-        self._finished, self._prompts = self._finished + 1, 0
-        self._left -= 1
-        self._progress.update(self._task, advance=1, prompts=0)
+        self._finished, self._left = self._finished + 1, self._left - 1
         rate = last_fifth(record).acceptance
         remaining = (time.perf_counter() - self._began) / self._finished * self._left
         LOG.info(
             "%d of %d: %s, seed %d, %s: last fifth %s, %.0f s; about %s left",
             *(self._total - self._left, self._total, record.key.target, record.key.seed, record.key.arm),
-            *("–" if rate is None else f"{rate:.3f}", record.seconds, _duration(remaining)),
+            *("–" if rate is None else f"{rate:.3f}", record.seconds, format_duration(remaining)),
         )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-@contextmanager
-def show_progress(console: "Console", plan: "StudyPlan", file: "StudyFile") -> Iterator[StudyProgress]:
-    """Show the progress of a study while it runs."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn(f"study {plan.study.name}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("runs, {task.fields[prompts]} prompts of the next"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield StudyProgress(progress, plan, file)

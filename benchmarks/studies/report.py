@@ -1,10 +1,9 @@
-"""Report of a study: tables for the terminal and as Markdown for `docs/`, and results as JSON."""
+"""Report of a study: tables for the terminal, and results as JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command import command_block
 from benchmarks.studies.curves import learning_tables
 from benchmarks.studies.definitions import PaperColumn, StudyName
 from benchmarks.studies.metrics import (
@@ -297,13 +296,6 @@ def as_rich(table: Table) -> "RenderableType":
     return Group(Text(table.title, style="bold"), made, *(Text(note, style="dim") for note in table.notes), Text())
 
 
-def as_markdown(table: Table) -> str:
-    """Format a table as Markdown, with its notes below."""
-    lines = [f"**{table.title[0].upper()}{table.title[1:]}**", "", table.markdown()]
-    lines += [text for note in table.notes for text in ("", note)]
-    return "\n".join(lines) + "\n"
-
-
 def heading(results: Results) -> str:
     """Title of a section: target, drafter, and whether they share one vocabulary."""
     records = [record for own in results.by_arm.values() for record in own]
@@ -346,12 +338,3 @@ def print_report(console: "Console", plan: StudyPlan, all_results: Sequence[Resu
         for table in tables(results):
             console.print(as_rich(table))
     console.print(plan.study.remark, style="dim", markup=False, highlight=False)
-
-
-def markdown(plan: StudyPlan, all_results: Sequence[Results], command: str, date: str) -> str:
-    """The report as a Markdown section with command, date and all tables."""
-    parts = [f"## Study: {plan.study.name}, {date}", command_block(command), *circumstances(plan, all_results)]
-    for results in all_results:
-        title = heading(results)
-        parts += [f"### {title[0].upper()}{title[1:]}", *map(as_markdown, tables(results))]
-    return "\n\n".join(part.rstrip() for part in [*parts, plan.study.remark]) + "\n"

@@ -96,23 +96,18 @@ def full_of(key: Key) -> Key:
     return Key(key.target, key.seed, FULL)
 
 
-def run(
-    plan: StudyPlan, file: StudyFile, jobs: int, on_run: Callable[[Record], None], on_prompt: Callable[[], None]
-) -> None:
+def run(plan: StudyPlan, file: StudyFile, jobs: int, on_run: Callable[[Record], None]) -> None:
     """Run the runs of the plan that are missing in the file.
 
     Args:
-        plan: plan of the study.
-        file: file of finished runs.
         jobs: number of parallel runs, each in its own process; 1 runs all of them in this process.
         on_run: called with each finished run after it is in the file.
-        on_prompt: called for each completed prompt of a run in this process.
 
     Raises:
         UsageError: a run cannot work; see `run_task`.
     """
     waiting = [key for key in plan.order() if key not in file.records]
-    finished = _side_by_side(plan, file, waiting, jobs) if jobs > 1 else _in_turn(plan, file, waiting, on_prompt)
+    finished = _side_by_side(plan, file, waiting, jobs) if jobs > 1 else _in_turn(plan, file, waiting)
     for record in finished:
         file.add(record)
         on_run(record)
@@ -131,11 +126,11 @@ def _take(plan: StudyPlan, file: StudyFile, waiting: list[Key]) -> "StudyTask | 
     return None
 
 
-def _in_turn(plan: StudyPlan, file: StudyFile, waiting: list[Key], on_prompt: Callable[[], None]) -> Iterator[Record]:
+def _in_turn(plan: StudyPlan, file: StudyFile, waiting: list[Key]) -> Iterator[Record]:
     from benchmarks.studies.task import run_task
 
     while (task := _take(plan, file, waiting)) is not None:
-        yield run_task(task, on_prompt)
+        yield run_task(task)
 
 
 def _side_by_side(plan: StudyPlan, file: StudyFile, waiting: list[Key], jobs: int) -> Iterator[Record]:

@@ -164,12 +164,8 @@ def _is_accepted_ngram(decision: TokenDecision) -> bool:
     return decision.outcome is Outcome.ACCEPTED and decision.translation is Translation.NGRAM
 
 
-def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Record:
+def run_task(task: StudyTask) -> Record:
     """Load the models, run the stream to its end, and return the record.
-
-    Args:
-        task: description of the run.
-        passed: called after each completed prompt.
 
     Raises:
         UsageError: the settings, models or sources cannot be used.
@@ -183,8 +179,6 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
             collector, began = Collector(pairs, lambda: _cache_size(loop)[1]), ClockTimes.now()
             for event in loop.run(iter(prompts.chosen)):
                 collector.add(event, _count_seconds(began, meter))
-                if isinstance(event, PromptCompleted):
-                    passed()
         synchronize(models[0].target.device)
         seconds = _count_seconds(began, meter)
     cache_bytes, cache_entries = _cache_size(loop)

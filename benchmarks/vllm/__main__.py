@@ -16,14 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.command import run
+from benchmarks.speed.__main__ import parse_batches
 from benchmarks.vllm.arms import ARMS, DEFAULT, ArmRequest
 from benchmarks.vllm.engine import EngineSpec, RoundRequest
 from benchmarks.vllm.report import ArmRounds, make_json, make_table
 from benchmarks.vllm.worker import EngineWorker
-from pipeline.config.cli_options import PlainCommand
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_sources, stream
-from store.errors import OmnidraftError, UsageError
+from store.errors import UsageError
 from store.events import PromptReceived
 
 ENVIRONMENT = {
@@ -70,10 +71,6 @@ def bench(
         print(make_table(size, results).markdown(), flush=True)
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command(cls=PlainCommand)(bench)
-
-
 def choose_arms(names: str) -> list[str]:
     """Return the named arms.
 
@@ -105,21 +102,6 @@ def parse_engine_options(text: str) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise UsageError(f"--engine must be a JSON object; got {text}")
     return options
-
-
-def parse_batches(text: str) -> list[int]:
-    """Return the batch sizes.
-
-    >>> parse_batches("1,8")
-    [1, 8]
-
-    Raises:
-        UsageError: one is not a positive integer.
-    """
-    sizes = text.split(",")
-    if wrong := [size for size in sizes if not (size.isdecimal() and int(size))]:
-        raise UsageError(f"--batch must be positive integers, comma-separated; got {wrong[0]!r}")
-    return [int(size) for size in sizes]
 
 
 def read_prompts(sources: Sequence[str], where: Sequence[str], number: int) -> list[str]:
@@ -181,13 +163,5 @@ def run_rounds(
             yield results
 
 
-def main() -> None:
-    """Run the command; errors of ours are one line."""
-    try:
-        app()
-    except OmnidraftError as error:
-        sys.exit(f"error: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run(bench)

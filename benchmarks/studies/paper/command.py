@@ -1,20 +1,19 @@
 """The command `python -m benchmarks.studies paper`: the paper's tables and figures on models and data at hand."""
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.command import MOST_TOKENS, MarkdownOption, typed_command
-from benchmarks.studies.command import PIPE_COLUMNS, QUICK, USUAL, show_progress
+from benchmarks.command import MOST_TOKENS
+from benchmarks.studies.command import PIPE_COLUMNS, QUICK, USUAL, RunLogger
 from benchmarks.studies.paper.blocks import PaperBlock
 from benchmarks.studies.paper.figures import PAPER_FIGURES, PaperFigure
 from benchmarks.studies.paper.tables import PAPER_TABLES, PaperTable
 from pipeline.config.cli_options import option, overrides_of, parse_settings, set_option
-from pipeline.reports.terminal import make_console, require_file, stderr_console
+from pipeline.reports.terminal import make_console
 from store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def study_paper(
     settings: Annotated[list[str] | None, set_option("Any other setting of all arms; may be repeated.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, each in its own process.")] = 1,
     out: Annotated[Path | None, typer.Option(help=_OUT_HELP)] = None,
-    markdown: MarkdownOption = None,
 ) -> None:
     """Measure a table or figure of the OmniDraft paper, and show its ratios next to ours.
 
@@ -59,11 +57,9 @@ def study_paper(
     along the stream, **9** growth of the cache. 7 and 9 show the runs of table 4, 8 those of table 5.
 
     Finished runs are saved, and the same command resumes with the missing ones; give --quick a folder of its own with
-    --out. --markdown writes a page. Only ratios between arms can be compared:
-    models, hardware and the definition of the rates differ.
+    --out. Only ratios between arms can be compared: models, hardware and the definition of the rates differ.
     """
     chosen = _choose(table, paper_figure)
-    require_file("--markdown", markdown)
     given = parse_settings(settings) | overrides_of(study_paper, locals())
     prompts = limit or (QUICK["source.limit"] if quick else LIMIT)
     overrides = {**USUAL} | (QUICK if quick else {}) | given | _swap_targets(chosen, targets, prompts)
@@ -74,7 +70,7 @@ def study_paper(
     ]
     for block, _ in plans:
         block.study.check(given)
-    _report(chosen, _measure(chosen, plans, out or Path("runs", _name_folder(chosen)), jobs), markdown)
+    _report(chosen, _measure(chosen, plans, out or Path("runs", _name_folder(chosen)), jobs))
 
 
 def _choose(table: str | None, paper_figure: str | None) -> PaperTable | PaperFigure:
@@ -150,8 +146,7 @@ def _measure(
     try:
         for block, plan, file in files:
             LOG.info("%s, %s", chosen.title, block.title)
-            with show_progress(stderr_console(), plan, file) as progress:
-                run(plan, file, jobs, progress.finish_run, progress.count_prompt)
+            run(plan, file, jobs, RunLogger(plan, file).finish_run)
     except KeyboardInterrupt:
         LOG.info("stopped; finished runs are in %s, and the same command resumes", folder)
         raise typer.Exit(130) from None
@@ -167,21 +162,16 @@ def _collect(block: PaperBlock, plan: "StudyPlan", file: Any) -> "BlockResults":
     return BlockResults(block, plan, results)
 
 
-def _report(
-    chosen: PaperTable | PaperFigure,
-    blocks: Sequence["BlockResults"],
-    page: Path | None,
-) -> None:
-    """Print the results, and write them as a page."""
+def _report(chosen: PaperTable | PaperFigure, blocks: Sequence["BlockResults"]) -> None:
+    """Print the results."""
     from benchmarks.studies.paper.curves import make_curve_tables
-    from benchmarks.studies.paper.report import describe, make_sections, to_markdown
+    from benchmarks.studies.paper.report import describe, make_sections
     from benchmarks.studies.report import as_rich
 
     if isinstance(chosen, PaperFigure):
-        title = f"Figure {chosen.number}: {chosen.title}"
         sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", make_curve_tables(chosen, blocks))]
     else:
-        title, sections = f"Table {chosen.number}: {chosen.title}", make_sections(blocks)
+        sections = make_sections(blocks)
     console = make_console(PIPE_COLUMNS)
     for line in describe(blocks):
         console.print(line, markup=False, highlight=False)
@@ -190,6 +180,3 @@ def _report(
         for one in tables:
             console.print(as_rich(one))
     console.print(chosen.remark, style="dim", markup=False, highlight=False)
-    if page is not None:
-        date = time.strftime("%Y-%m-%d")
-        page.write_text(to_markdown(title, chosen.remark, typed_command(), date, blocks, sections), encoding="utf-8")

@@ -1,10 +1,8 @@
-"""Report of a table of the paper: ours next to the paper's ratios, for the terminal and as a page of Markdown."""
+"""Report of a table of the paper: ours next to the paper's ratios."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import fill
 
-from benchmarks.command import command_block
 from benchmarks.studies.metrics import NONE, Metric, format_estimate, last_fifth, whole
 from benchmarks.studies.paper.blocks import CacheSize, PaperBlock
 from benchmarks.studies.records import Record
@@ -12,7 +10,6 @@ from benchmarks.studies.report import Results, circumstances, of_rates
 from benchmarks.studies.runner import StudyPlan
 from pipeline.reports.tables import Table
 
-WIDTH = 100  # columns of a page's text
 Section = tuple[str, Sequence[Table]]  # heading and tables
 
 
@@ -162,15 +159,3 @@ def describe(blocks: Sequence[BlockResults]) -> list[str]:
         lines[f"{one.block.title}: {first}"] = None
         lines |= dict.fromkeys(others)
     return list(lines)
-
-
-def to_markdown(
-    title: str, remark: str, command: str, date: str, blocks: Sequence[BlockResults], sections: Sequence[Section]
-) -> str:
-    """The report as a page, with command, date and all tables."""
-    parts = [f"# {title}", f"Measured on {date}.", command_block(command), fill(remark, WIDTH)]
-    parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
-    for heading, tables in sections:
-        parts.append(f"## {heading[0].upper()}{heading[1:]}")
-        parts += [f"**{one.title}**\n\n{one.markdown()}" for one in tables]
-    return "\n\n".join(parts) + "\n"

@@ -53,7 +53,7 @@ def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
     """The study of losses with three arms and two seeds."""
     folder = tmp_path_factory.mktemp("losses")
     arms = ("--arms", "none; hybrid; trie", "--seeds", 2)
-    result = run_study(tiny_pair, "losses", *arms, "--out", folder / "kept.json", "--markdown", folder / "page.md")
+    result = run_study(tiny_pair, "losses", *arms, "--out", folder / "kept.json")
     assert result.exit_code == 0, result.output
     return folder, result
 
@@ -110,7 +110,7 @@ def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, 
 def test_the_full_cache_comes_first_and_budgets_are_its_shares(tiny_pair: TinyPair, tmp_path: Path):
     given: dict[Key, Config] = {}
 
-    def run_noted(task: StudyTask, passed: Any) -> Record:
+    def run_noted(task: StudyTask) -> Record:
         given[task.key] = task.config
         return record([1], target=task.key.target, arm=task.key.arm, seed=task.key.seed, cache_bytes=2051)
 
