@@ -1,51 +1,106 @@
-"""Makes a fast tokenizer from the metadata of a GGUF file.
+"""Makes a tokenizer from the metadata of a GGUF file: the same ids as those of the model's own tokenizer.
 
-The file holds the vocabulary, the kind of each token, the merges or scores, the ids of special tokens, the chat
-template and the *name* of the rule that splits text before the merges are applied; the rules are those of `llama.cpp`.
+A file holds the vocabulary, the kind of each token, the merges or scores, the ids of special tokens, the chat
+template and the *name* of the family, which states how a text is cut before the merges are applied, and whether it is
+normalised before. A file whose name is missing or unknown is refused.
 """
 
 import logging
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from store.errors import ModelError
 
 LOG = logging.getLogger("omnidraft.models")
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens: never text, and text that is always one token
-_BYTE_LEVEL = "gpt2"  # GGUF's name of all byte-level vocabularies
+# Kinds of tokens: plain text, the one for what has no token, never text, and text that is always one token.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"  # GGUF's names of all byte-level vocabularies, and of SentencePiece's BPE
+_MARK = "\u2581"  # SentencePiece's space
 
+
+def _split(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+
+
+_BYTES, _WORDS = (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words) for words in (False, True))
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_QWEN_35 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%(end)s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%(end)s"
     r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLITS = {
-    "llama-3": _LLAMA_3,
-    "qwen-2": _LLAMA_3.replace("{1,3}", ""),
-    "gpt-4o": _O200K_WORDS % {"end": "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "digits": r"\p{N}{1,3}"},
-    "tekken": _O200K_WORDS % {"end": "", "digits": r"\p{N}"},
+# The letters that DeepSeek's tokenizer lists: those with case, of an older Unicode.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
+    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# How texts are cut, by the names of families that are cut in this way.
+_RULES: dict[str, list[Any]] = {
+    "gpt-2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de roberta-bpe exaone4 dolma": [_WORDS],
+    "smollm starcoder refact command-r codeshell exaone minerva": [_DIGITS, _WORDS],
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe": [
+        _split(_LLAMA_3),
+        _BYTES,
+    ],
+    "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open": [_split(_QWEN_2), _BYTES],
+    "qwen35": [_split(_QWEN_35), _BYTES],
+    "gpt-4o llama4 kanana2 minimax-m2": [
+        _split(_O200K_WORDS % {"end": "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "digits": r"\p{N}{1,3}"}),
+        _BYTES,
+    ],
+    "tekken": [_split(_O200K_WORDS % {"end": "", "digits": r"\p{N}"}), _BYTES],
+    "falcon": [pre_tokenizers.Punctuation("contiguous"), _WORDS, _split("[0-9][0-9][0-9]")],
+    "deepseek-coder": [
+        *map(_split, ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK)),
+        _DIGITS,
+        _BYTES,
+    ],
+    "deepseek-llm": [
+        _split("[\r\n]"),
+        _split(rf"\s?[{_CASED}]+"),
+        _split("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
+        _split(r"\s+$"),
+        _split(_CJK),
+        _DIGITS,
+        _BYTES,
+    ],
 }
-# Names of rules in GGUF files, by the rule that they name.
-_RULES = {
-    "gpt-2": "gpt-2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de roberta-bpe exaone4 dolma",
-    "digits": "smollm starcoder refact command-r codeshell exaone minerva",
-    "llama-3": "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe",
-    "qwen-2": "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open",
-    "gpt-4o": "gpt-4o llama4 kanana2 minimax-m2",
-    "tekken": "tekken",
+_RULE_OF = {name: rule for names, rule in _RULES.items() for name in names.split()}
+# Whether these compose characters (NFC) is known: their tokenizer.json says it, of qwen35 and command-r the class in
+# transformers. Of the others it is not, and the files do not say it.
+_COMPOSED = {"qwen2", "qwen35", "mpt", "command-r"}
+_AS_WRITTEN = {
+    "gpt-2",
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "llama4",
+    "starcoder",
+    "falcon",
+    "deepseek-llm",
+    "deepseek-coder",
 }
-_RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split()}
-# The rules of these take a text that is a token as that token, whatever the merges are, and add BOS by default.
-_WHOLE_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
+# These add BOS by default.
+_WITH_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
+_WHOLE_FIRST = {*_WITH_BOS, "llama4", "tekken"}  # a text that is a token is that token, whatever the merges are
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -57,12 +112,15 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
     """
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not kind or not tokens:
-        raise ModelError(f"{name} must hold a tokenizer, but has none; convert the model again with its tokenizer")
+        raise _refuse(name, "hold a tokenizer, but has none")
+    if kind not in (_BYTE_LEVEL, _SENTENCEPIECE):
+        raise _refuse(name, f"have a byte-level or SentencePiece vocabulary ('gpt2' or 'llama'), but has {kind!r}")
     roles = {role: metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
     special = {role: tokens[index] for role, index in roles.items() if index is not None and index < len(tokens)}
-    backend = _byte_level(metadata, name) if kind == _BYTE_LEVEL else _other_kind(metadata, kind, name)
+    make = _make_byte_level if kind == _BYTE_LEVEL else _make_sentencepiece
+    backend = make({key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, name)
     _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
-    bos, by_default = roles["bos_token"], kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_FIRST
+    bos, by_default = roles["bos_token"], kind == _SENTENCEPIECE or metadata.get("tokenizer.ggml.pre") in _WITH_BOS
     if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default):
         _prepend_bos(backend, tokens[bos], bos, kind)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
@@ -70,70 +128,88 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
     return made
 
 
-def _byte_level(metadata: Mapping[str, Any], name: str) -> Tokenizer:
+def _refuse(name: str, what: str) -> ModelError:
+    return ModelError(f"{name} must {what}; name a Hugging Face folder of the same model, which has a tokenizer.json")
+
+
+def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
     """Make the tokenizer of a byte-level vocabulary."""
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre is None:
-        LOG.warning("%s does not name its rule of splitting text; that of GPT-2 is used", name)
-        pre = "gpt-2"
-    if pre not in _RULE_OF:
+    family = fields.get("pre")
+    if family not in _RULE_OF:
         known = ", ".join(sorted(_RULE_OF))
-        raise ModelError(
-            f"{name} must name a rule of splitting text that is known here, but names {pre!r}; known are {known}; name "
-            "a Hugging Face folder of the same model, which has a tokenizer.json"
+        stated = f"names {family!r}" if family else "names none"
+        raise _refuse(name, f"name a rule of splitting text that is known here ({known}), but {stated}")
+    if family not in _COMPOSED | _AS_WRITTEN:
+        LOG.warning(
+            "%s is of the family %s, of which it is not known whether its tokenizer composes characters: letters "
+            "with separate accents are read as they are written",
+            name,
+            family,
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
-    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_FIRST or pre == "tekken"))
-    backend.pre_tokenizer = _splitter(_RULE_OF[pre])
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("merges") or []]
+    vocabulary = {token: index for index, token in enumerate(fields["tokens"])}
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=family in _WHOLE_FIRST))
+    if family in _COMPOSED:
+        backend.normalizer = normalizers.NFC()
+    rule = _RULE_OF[family]
+    backend.pre_tokenizer = rule[0] if len(rule) == 1 else pre_tokenizers.Sequence(rule)
     backend.decoder, backend.post_processor = decoders.ByteLevel(), processors.ByteLevel(trim_offsets=False)
     return backend
 
 
-def _splitter(rule: str) -> Any:
-    """Return the pre-tokenizer of a rule."""
-    if rule == "gpt-2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if rule == "digits":
-        first = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    split = pre_tokenizers.Split(Regex(_SPLITS[rule]), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _other_kind(metadata: Mapping[str, Any], kind: str, name: str) -> Tokenizer:
-    """Make the tokenizer of a SentencePiece vocabulary as `transformers` does."""
-    module = "gguf" if find_spec("transformers.integrations.gguf") else "ggml"  # the second before transformers 5.23
-    convert = import_module(f"transformers.integrations.{module}").convert_gguf_tokenizer
-    fields = "tokens scores token_type merges add_space_prefix".split()
-    described = {field: metadata[key] for field in fields if (key := f"tokenizer.ggml.{field}") in metadata}
-    backend: Tokenizer
-    try:
-        backend, _ = convert(metadata["general.architecture"], {"tokenizer_type": kind, **described})
-    except (KeyError, ValueError) as error:
-        raise ModelError(
-            f"{name} must have a byte-level or SentencePiece vocabulary, but has {kind!r} ({error}); name a Hugging "
-            "Face folder of the same model, which has a tokenizer.json"
-        ) from error
-    adds_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not adds_space:
-        backend.pre_tokenizer.prepend_scheme = "never"
+def _make_sentencepiece(fields: Mapping[str, Any], name: str) -> Tokenizer:
+    """Make the tokenizer of a SentencePiece vocabulary of the kind BPE."""
+    for field in ("precompiled_charsmap", "remove_extra_whitespaces"):
+        if fields.get(field):
+            raise _refuse(name, f"leave texts as they are, as vocabularies of the kind BPE do, but states {field}")
+    tokens, scores = fields["tokens"], fields.get("scores") or []
+    kinds = fields.get("token_type") or [_NORMAL] * len(tokens)
+    gemma = str(fields.get("general.architecture")).startswith("gemma")
+    if gemma:  # runs of spaces are stored as spaces, and not the scores but the ids are in the order of the merges
+        tokens = [_MARK * len(token) if token and not token.strip(" ") else token for token in tokens]
+        scores = [-index for index in range(len(tokens))]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("merges") or []]
+    normal = {score for score, kind in zip(scores, kinds, strict=False) if kind == _NORMAL}
+    if not merges and len(normal) < 2:
+        raise _refuse(name, "hold the order of its merges as scores of its tokens, but has none or equal ones")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unknown = fields.get("unknown_token_id", kinds.index(_UNKNOWN) if _UNKNOWN in kinds else None)
+    backend = Tokenizer(
+        models.BPE(
+            vocabulary,
+            merges or _derive_merges(vocabulary, scores),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    adds_space = fields.get("add_space_prefix", not gemma)
+    marks, strips = normalizers.Replace(" ", _MARK), [decoders.Strip(" ", 1, 0)] if adds_space else []
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_MARK), marks]) if adds_space else marks
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
+    )
     return backend
+
+
+def _derive_merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Return every pair of tokens that join to a token: that of the highest score first, then of the lowest ids."""
+    pairs = [
+        (-scores[index], index, vocabulary[token[:place]], vocabulary[token[place:]], token, place)
+        for token, index in vocabulary.items()
+        for place in range(1, len(token))
+        if token[:place] in vocabulary and token[place:] in vocabulary
+    ]
+    return [(token[:place], token[place:]) for *_, token, place in sorted(pairs)]
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
     """Mark the tokens that are matched before the merges: control tokens, and those that the file's author defined."""
-    by_kind = {
-        wanted: [
-            AddedToken(token, special=wanted == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=False)
-            if kind == wanted
-        ]
-        for wanted in (_CONTROL, _USER_DEFINED)
-    }
-    known = backend.get_vocab(with_added_tokens=False)
-    backend.add_special_tokens([token for token in by_kind[_CONTROL] if token.content in known])
-    backend.add_tokens([token for token in by_kind[_USER_DEFINED] if token.content in known])
+    known, added = backend.get_vocab(with_added_tokens=False), dict(zip(tokens, kinds, strict=False))
+    for special, wanted in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER_DEFINED,))):
+        found = [token for token, kind in added.items() if kind in wanted and token in known]
+        add = backend.add_special_tokens if special else backend.add_tokens
+        add([AddedToken(token, special=special, normalized=False) for token in found])
 
 
 def _prepend_bos(backend: Tokenizer, bos: str, index: int, kind: str) -> None:

@@ -1,6 +1,5 @@
 """GGUF files as models and tokenizers: written here as `llama.cpp` converts, read back, compared with the original."""
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from places import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
-from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.engine.forward_pass.packed_weights import has_packed_forward
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer, read_licence
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -321,55 +319,7 @@ def test_a_divided_file_is_read_whole(tiny):
     assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), whole.parameters(), strict=True))
 
 
-TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
 TEXTS = ("Hello  world, 12345 it's", "日本語 → naïve\n\n\tdef f(x):   return x", " leading", "DON'T 3.14 <|eot_id|>")
-
-
-@pytest.mark.slow
-@pytest.mark.representatives(2)
-@pytest.mark.parametrize(
-    ("name", "pre"),
-    [
-        ("llama-3", "llama-bpe"),
-        ("qwen2", "qwen2"),
-        ("gpt-2", "gpt-2"),
-        ("starcoder", "starcoder"),
-        ("llama-4", "llama4"),
-    ],
-)
-def test_a_byte_level_tokenizer_gives_the_ids_of_the_original(name: str, pre: str):
-    if not (TOKENIZERS / name).is_dir():
-        pytest.skip("the tokenizers are not at hand")
-    state = json.loads((TOKENIZERS / name / "tokenizer.json").read_text(encoding="utf-8"))
-    ids = dict(state["model"]["vocab"])
-    added = {token["content"]: token["id"] for token in state["added_tokens"]}
-    tokens = sorted({**ids, **added}, key={**ids, **added}.get)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
-    original = load_tokenizer(str(TOKENIZERS / name))
-    made = make_tokenizer(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": pre,
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [3 if token in added else 1 for token in tokens],
-            "tokenizer.ggml.merges": merges,
-            "tokenizer.ggml.eos_token_id": original.eos_token_id,
-        },
-        name,
-    )
-    for text in TEXTS:
-        wanted = original(text, add_special_tokens=False)["input_ids"]
-        assert made(text, add_special_tokens=False)["input_ids"] == wanted
-        assert made.decode(wanted) == original.decode(wanted)
-    assert Vocabulary(made).token_bytes == Vocabulary(original).token_bytes
-
-
-def test_an_unknown_rule_of_splitting_is_refused_by_name():
-    keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": "klingon"}
-    with pytest.raises(ModelError, match="names 'klingon'; known are"):
-        make_tokenizer(keys, "model.gguf")
-    with pytest.raises(ModelError, match="must hold a tokenizer"):
-        make_tokenizer({}, "model.gguf")
 
 
 @pytest.mark.slow
