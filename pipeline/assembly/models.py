@@ -14,6 +14,7 @@ from pipeline.config.settings import Config
 from pipeline.models.catalog import resolve_name
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
+from stages.engine.checkpoints.size_check import estimate_memory, require_memory
 from stages.engine.compiled.lines.warm_up import compile_lines
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
@@ -147,9 +148,13 @@ def load_models(
     compiling = Thread(target=_compile, args=(searches,), name="compiler")
     compiling.start()
     source = locate(config.drafter, uri, fetched)
-    drafter = load_drafter(config, source, device, measurements)
     names = TargetRouter.parse(config.targets, config.swaps).targets
     sources = {name: locate(name, uri, fetched) for name in names}
+    if device == "cpu":
+        needs = {name: estimate_memory(found, config.dtype) for name, found in sources.items()}
+        drafter_need = estimate_memory(source, config.dtype, trained=config.learn.enabled)
+        require_memory({config.drafter: drafter_need, **needs})
+    drafter = load_drafter(config, source, device, measurements)
     targets = {
         name: load_model(
             found, config.dtype, device, config.weights, measurements, batch_invariant=config.batch_invariant

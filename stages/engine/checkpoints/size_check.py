@@ -1,4 +1,4 @@
-"""Refuse a checkpoint whose configuration needs far more than its files hold, before a model is built of it.
+"""Refuse a checkpoint whose configuration needs far more than its files hold, or that does not fit into memory.
 
 Building takes time and memory by the configuration alone: a million layers, or a vocabulary of a billion tokens, keep
 a process busy for hours or use up its memory, however small the files are.
@@ -6,12 +6,15 @@ a process busy for hours or use up its memory, however small the files are.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 
+from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
+from stages.engine.checkpoints.gguf_model import has_family
 from store.errors import ModelError
 
 HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as many
@@ -20,6 +23,12 @@ HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as man
 FEW_MODULES, FEW_EXPERTS = 1000, 100_000
 # Weights of one bit are 8 to a byte; twice as many are allowed for those that a file holds once and a model twice.
 WEIGHTS_PER_BYTE = 16
+PACKED_CODES = 1.1  # memory of a GGUF file with codes while it is loaded, in its size
+# Folder of the memory's control group in both versions, its limit, and what it uses.
+_GROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _REPEATED = ("layer", "layers", "blocks", "experts")  # how keys end that count modules, such as n_layer
 
 
@@ -56,17 +65,80 @@ def require_plausible_sizes(source: str, config: Mapping[str, Any], build: Calla
 
 def measure_files(folder: Path) -> tuple[int, int]:
     """Return the number of tensors and of bytes in the safetensors files of a folder; files that are none count 0."""
-    tensors = size = 0
+    headers = list(_read_headers(folder))
+    return sum(len(tensors) for tensors, _ in headers), sum(size for _, size in headers)
+
+
+def _read_headers(folder: Path) -> Iterator[tuple[list[tuple[int, int]], int]]:
+    """Yield the numbers and bytes of the tensors of each safetensors file of a folder, and its size in bytes."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length)) if length <= HEADER_BYTES else {}
-            tensors += len(header.keys() - {"__metadata__"})
-            size += path.stat().st_size
-        except (OSError, ValueError, AttributeError, RecursionError):
+            entries = [header[name] for name in header.keys() - {"__metadata__"}]
+            spans = [(prod(entry["shape"]), *entry["data_offsets"]) for entry in entries]
+            yield [(numbers, end - begin) for numbers, begin, end in spans], path.stat().st_size
+        except (OSError, ValueError, AttributeError, RecursionError, KeyError, TypeError):
             continue
-    return tensors, size
+
+
+def require_memory(needs: Mapping[str, int], root: Path = Path("/")) -> None:
+    """Refuse models that do not fit into memory together, given the bytes that each takes by its name.
+
+    Raises:
+        ModelError: they take more than the system or the control group of this process has left.
+    """
+    needed, available = sum(needs.values()), min(_list_available(root), default=inf)
+    if needed > available:
+        raise ModelError(
+            f"{max(needs, key=lambda name: needs[name])!r} must fit into memory, but about {needed / 1e9:.1f} GB are "
+            f"needed and {available / 1e9:.1f} GB are available; take a file of fewer bits, such as a GGUF file in "
+            "Q4_K_M, or a smaller model, or end other programs"
+        )
+
+
+def estimate_memory(source: str, dtype: str, *, trained: bool = False) -> int:
+    """Return about how many bytes of memory a model takes at the most while it is loaded on a CPU; 0 if none of its
+    files are here.
+
+    The codes of a GGUF file are packed as they are. Other weights are numbers of modules first, and packed then.
+
+    Args:
+        dtype: name of the modules' type in torch, or `auto`.
+        trained: whether the weights are trained, which makes numbers of codes.
+    """
+    if path := find_gguf(source):
+        read = read_gguf(path)
+        tensors = [(prod(tensor.shape), len(tensor.data)) for tensor in read.tensors.values()]
+        coded = any(tensor.float_type is None for tensor in read.tensors.values())
+        if coded and not trained and dtype in ("auto", "float32") and has_family(read):
+            return int(PACKED_CODES * sum(size for _, size in tensors))
+    else:
+        config, coded = find_file(source, "config.json"), False
+        tensors = [one for file, _ in (_read_headers(config.parent) if config else ()) for one in file]
+    itemsize = {"float32": 4, "auto": 4 if coded else 0}.get(dtype, 2)
+    return sum(numbers * itemsize + size if itemsize else 2 * size for numbers, size in tensors)
+
+
+def _list_available(root: Path) -> Iterator[int]:
+    """Yield the bytes of memory that the system has left, and the control group that this process is confined to."""
+    if kibibytes := _read_figures(root / "proc/meminfo").get("MemAvailable:"):
+        yield 1024 * kibibytes
+    for folder, limit, usage in _GROUPS:
+        most, used = (sum(_read_figures(root / folder / name).values()) for name in (limit, usage))
+        if most:
+            cached = _read_figures(root / folder / "memory.stat")  # of files: dropped where others need memory
+            yield max(0, most - used + cached.get("inactive_file", 0) + cached.get("active_file", 0))
+
+
+def _read_figures(path: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number in each line, or a number alone."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(number) for words in lines if words and (number := words[:2][-1]).isdecimal()}
 
 
 def _count_modules(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """`omnidraft replay` on the command line: refusals that leave no files, settings, interruption, the registry."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def assert_refused(typed: Typed, *words: str) -> None:
     assert "Traceback" not in typed.err
     for word in words:
         assert word in typed.err, typed.err
+
+
+def test_a_target_that_does_not_fit_into_memory_is_refused(tiny_pair: TinyPair, omnidraft: Command, here: Path):
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 42], "data_offsets": [0, 1 << 44]}}).encode()
+    large = Path(shutil.copytree(tiny_pair.target, here / "large"))
+    (large / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    typed = omnidraft("replay", str(tiny_pair.sums), "--target", "large", "--drafter", str(tiny_pair.drafter), *QUICK)
+    assert_refused(typed, "'large' must fit into memory, but about 35184.4 GB are needed and", "smaller model")
+    assert not (here / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,27 @@
-"""A configuration with absurd sizes is refused before a model is built of it."""
+"""Absurd sizes are refused before a model is built, and so are models that do not fit into memory."""
 
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from tiny_pair import TinyPair
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from stages.engine.checkpoints.size_check import measure_files, require_plausible_sizes
+from benchmarks.model_building.shapes import SHAPES, write_shape
+from stages.engine.checkpoints.size_check import (
+    estimate_memory,
+    measure_files,
+    require_memory,
+    require_plausible_sizes,
+)
+from stages.engine.models import huggingface
 from store.errors import ModelError
 
 
@@ -81,3 +93,90 @@ def test_a_model_that_cannot_be_built_is_left_to_the_loader(folder: Path):
 
     require_plausible_sizes(str(folder), {"num_hidden_layers": 2}, build)
     require_plausible_sizes("no/such model", {"num_hidden_layers": 10**9}, build)
+
+
+def write_system(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 7000000 kB\nHugePages_Total: 0\n"}
+GROUP = {
+    "sys/fs/cgroup/memory.max": "5000000000\n",
+    "sys/fs/cgroup/memory.current": "4000000000\n",
+    "sys/fs/cgroup/memory.stat": "anon 1000000000\ninactive_file 2000000000\nactive_file 500000000\n",
+}
+OLD_GROUP = {
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000000000\n",
+}
+UNLIMITED = {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "4000000000\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "gigabytes"),
+    [
+        (MEMINFO, 7.168),
+        (MEMINFO | GROUP, 3.5),
+        (MEMINFO | OLD_GROUP, 2),
+        (MEMINFO | UNLIMITED, 7.168),
+        (GROUP, 3.5),
+    ],
+    ids=["system", "group", "group of the first version", "group without a limit", "group alone"],
+)
+def test_models_must_fit_into_the_memory_that_is_left(files: dict[str, str], gigabytes: float, tmp_path: Path):
+    root, fits = write_system(tmp_path, files), int(gigabytes * 1e9)
+    require_memory({"small": fits // 4, "large": fits - fits // 4}, root)
+    with pytest.raises(ModelError) as refused:
+        require_memory({"small": fits, "large.gguf": 2 * fits}, root)
+    assert str(refused.value).startswith(
+        f"'large.gguf' must fit into memory, but about {3 * gigabytes:.1f} GB are needed and {gigabytes:.1f} GB are "
+        "available; take a file of fewer bits"
+    )
+
+
+def test_nothing_is_refused_where_the_system_says_nothing_of_its_memory(tmp_path: Path):
+    require_memory({"large": 1 << 60}, tmp_path)
+
+
+def test_estimates_follow_the_numbers_and_their_types(folder: Path, tmp_path: Path):
+    _, size = measure_files(folder)
+    numbers = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(folder).parameters())
+    assert size == pytest.approx(2 * numbers, rel=0.2), "bfloat16 and a header"
+    assert estimate_memory(str(folder), "float32") == 6 * numbers, "modules, and packed as stored"
+    assert estimate_memory(str(folder), "bfloat16") == estimate_memory(str(folder), "auto") == 4 * numbers
+    assert estimate_memory("no/such model", "float32") == 0
+    shape = replace(SHAPES["qwen2.5-7b"], layers=1, width=256, inner=512, heads=2, key_heads=1, vocabulary=512)
+    write_shape(shape, tmp_path / "tiny.gguf")
+    bits = (tmp_path / "tiny.gguf").stat().st_size
+    assert 0.8 * bits < estimate_memory(str(tmp_path / "tiny.gguf"), "auto") < 1.2 * bits
+    numbers = sum(prod(dimensions) for dimensions, _ in shape.tensors().values())
+    assert estimate_memory(str(tmp_path / "tiny.gguf"), "auto", trained=True) > 4 * numbers
+
+
+LOAD = """
+import re, sys
+from pathlib import Path
+from stages.engine.models.language_model import load_model
+def read(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+small, large = sys.argv[1:]
+load_model(small, "float32", "cpu", "auto").prove_forward()
+before = read("VmRSS")
+load_model(large, "float32", "cpu", "auto").prove_forward()
+print(read("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_takes_about_what_is_estimated(folder: Path, tmp_path: Path):
+    large = tmp_path / "large"
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    huggingface.save(large, huggingface.new_llama(0, vocab_size=16000, **shape), AutoTokenizer.from_pretrained(folder))
+    command = [sys.executable, "-c", LOAD, str(folder), str(large)]
+    taken = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    _, mapped = measure_files(large)  # which the system may drop
+    assert 0.75 < taken / (estimate_memory(str(large), "float32") + mapped) < 1.33
