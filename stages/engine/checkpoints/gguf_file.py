@@ -23,6 +23,15 @@ _MAGIC = b"GGUF"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+# By general.type or general.architecture: files that belong to a model.
+_PROJECTOR = "is the projector of a model of images or sound; name the file of its language model"
+_OTHER_PURPOSES = {
+    "adapter": "is an adapter (LoRA) of another; merge it with llama-export-lora and name the merged file",
+    "imatrix": "is an importance matrix, with which a model is quantised; name the file of the model",
+    "mmproj": _PROJECTOR,
+    "clip": _PROJECTOR,
+    "eagle3": "is a draft head, which runs on the hidden states of its target alone; name a whole model",
+}
 ORIGIN = "gguf"  # folder in a converted model's folder, with the file that it was made from
 
 
@@ -111,7 +120,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the metadata of a file and of the parts that follow it; tensors are read when they are dequantised.
 
     Raises:
-        ModelError: no GGUF file, one that is cut off, or parts that are missing.
+        ModelError: no GGUF file, one that is cut off, parts that are missing, or a file of another purpose than to
+            hold a language model or its vocabulary.
     """
     metadata, tensors = _read_part(path)
     parts = metadata.get("split.count", 1)
@@ -126,7 +136,24 @@ def read_gguf(path: Path) -> GgufFile:
         if not part.is_file():
             raise ModelError(f"{path} must have all of its {parts} parts, but {part.name} is missing; fetch it")
         tensors.update(_read_part(part)[1])
+    other = _find_other_purpose(metadata)
+    if other:
+        raise ModelError(f"{path} must be a language model, but {other}")
     return GgufFile(path, metadata, tensors)
+
+
+def _find_other_purpose(metadata: Mapping[str, Any]) -> str | None:
+    """Return what a file is if it is no model that continues texts, and what to do; None if it is one."""
+    kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
+    known = _OTHER_PURPOSES.get(str(kind)) or _OTHER_PURPOSES.get(str(architecture))
+    if known or architecture is None:
+        return known or "does not state general.architecture; convert the model again, or name another file"
+    pooled = metadata.get(f"{architecture}.pooling_type", 0)
+    if pooled or not metadata.get(f"{architecture}.attention.causal", True):
+        return (
+            f"is one of the architecture {architecture} for embeddings or for diffusion; name one that continues texts"
+        )
+    return None
 
 
 def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
@@ -134,7 +161,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise ModelError(f"{path} must be a GGUF file that can be read: {error}") from error
+        raise ModelError(f"{path} must be a GGUF file, but cannot be read ({error}); fetch it again") from error
     if bytes(data[:4]) != _MAGIC:
         raise ModelError(f"{path} must be a GGUF file, but does not begin with 'GGUF'; name another file")
     try:
@@ -151,8 +178,10 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Stor
 
     header = _Header(data)
     version, tensors, keys = header.numbers("4xIQQ")
+    if version and not version & 0xFFFF:
+        raise ModelError(f"{path} must be little-endian, but is big-endian; gguf-convert-endian {path} little")
     if version not in (2, 3):
-        raise ValueError(f"version {version}")
+        raise ModelError(f"{path} must be a GGUF file of version 2 or 3, but is of {version}; convert the model again")
     metadata = {header.text(): header.value(header.numbers("I")[0]) for _ in range(keys)}
     table = []
     for _ in range(tensors):
