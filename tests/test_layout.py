@@ -115,7 +115,7 @@ FUNCTION_IMPORTERS = {
     "datasets": ("pipeline/sources/hub_and_ray.py",),
     "ray": ("pipeline/sources/hub_and_ray.py",),
     "confluent_kafka": ("pipeline/sources/kafka.py",),
-    "gguf": ("stages/engine/checkpoints/gguf_*.py",),
+    "gguf": ("stages/engine/checkpoints/gguf_*.py", "stages/engine/quantisation/stored.py"),
     "llguidance": ("stages/sampling/grammars.py",),
     "uvicorn": ("dashboards/serve.py",),
     "vllm": ("pipeline/vllm_plugin/proposer.py",),

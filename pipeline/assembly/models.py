@@ -114,7 +114,8 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     Its rows are still to be required, once the threads of the run are set.
     """
     learn, folder = config.learn, Path(source)
-    drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
+    trained = learn.enabled or learn.lora
+    drafter = load_model(source, config.dtype, device, config.draft.weights, measurements, trained=trained)
     if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
         merge_lora(drafter.model, str(folder / ADAPTER_FOLDER))
     if learn.enabled and learn.trains_output_layer:

@@ -56,6 +56,20 @@ def keys_of(config: Any, **others: Any) -> dict[str, Any]:
     }
 
 
+def quantise(values: Array, kind: str, scale: float = 0.01) -> Array:
+    """Rows of blocks of a type; the library does not write K-quants, so theirs have any codes, and scales of a size."""
+    number = gguf.GGMLQuantizationType[kind]
+    if not kind.endswith("_K"):
+        return gguf.quants.quantize(values, number)
+    _, size = gguf.GGML_QUANT_SIZES[number]
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
+    scales = slice(None, 4) if kind in ("Q4_K", "Q5_K") else slice(-4 if kind == "Q2_K" else -2, None)
+    halves = generator.normal(0, scale, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    blocks[:, scales] = halves[:, : blocks[:, scales].shape[1]]
+    return blocks.reshape(len(values), -1)
+
+
 def write(
     path: Path,
     architecture: str,
@@ -76,7 +90,7 @@ def write(
         elif kind == "F32" or values.ndim == 1:
             writer.add_tensor(name, values)
         else:
-            writer.add_tensor(name, gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
+            writer.add_tensor(name, quantise(values, kind, 1e-4), raw_dtype=quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

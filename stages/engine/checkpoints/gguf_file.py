@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stages.engine.checkpoints.gguf_blocks import read_groups
 from stages.engine.quantisation.groups import GroupedMatrix
+from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
 
 _MAGIC = b"GGUF"
@@ -67,6 +68,17 @@ class StoredTensor:
     def read_groups(self) -> GroupedMatrix | None:
         """Return the codes of a quantised matrix as they are stored; None if its type has no groups."""
         return read_groups(self.name, self._rows)
+
+    def map_matrix(self, order_O: Tensor | None) -> StoredMatrix | None:
+        """Return a quantised matrix as it is stored, unread; None for others, and for types without groups.
+
+        Args:
+            order_O: which row is which output; None: they are in the same order.
+        """
+        if self.float_type is not None or len(self.shape) != 2:
+            return None
+        stored = StoredMatrix(self.name, self.shape[1], self._rows, read_groups, order_O)
+        return None if stored.bits is None else stored
 
     @property
     def _rows(self) -> np.ndarray[Any, Any]:

@@ -19,7 +19,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from stages.engine.checkpoints.gguf_blocks import CODED_KINDS
 from stages.engine.checkpoints.gguf_file import GgufFile
-from stages.engine.quantisation.modules import attach_groups
+from stages.engine.quantisation.modules import MappedEmbedding, MappedLinear, attach_groups
+from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
 
 
@@ -133,22 +134,66 @@ def require_own_bits(file: GgufFile) -> None:
         )
 
 
-def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes: bool = False) -> Any:
+def load_gguf_model(
+    file: GgufFile,
+    dtype: torch.dtype,
+    attention: str,
+    *,
+    codes: bool = False,
+    maps: Callable[[Any], bool] = lambda model: False,
+) -> Any:
     """Make the model of a file, with all of its weights in one type.
 
     Args:
         codes: whether linear modules keep the codes of their weights too (`stages/engine/quantisation/modules.py`).
+        maps: whether the quantised matrices of a model, given without weights, stay in the file instead.
     """
     config = make_config(file)
     config.name_or_path = str(file.path)
     made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
-        expected = made(config).state_dict()
-    weights = _read_weights(file, config, expected, dtype)
+        model = made._from_config(config, dtype=dtype, attn_implementation=attention)
+    expected = model.state_dict()
+    sources = _find_sources(file, config, expected)
+    if maps(model):
+        return _map_model(file, model, sources, expected)
+    weights = _read_weights(file, config, sources, expected)
+    weights = {name: weight.to(dtype) for name, weight in weights.items()}
     model = made.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, attn_implementation=attention)
     if codes:
         attach_codes(file, model)
     return model
+
+
+def _map_model(file: GgufFile, model: Any, sources: Mapping[str, list[str]], expected: Mapping[str, Tensor]) -> Any:
+    """Give a model on torch's meta device its weights, in float32; its quantised matrices stay in the file."""
+    config, plain, mapped = model.config, dict(sources), dict[str, StoredMatrix]()
+    for name, (source, *others) in sources.items():
+        module = model.get_submodule(name.rpartition(".")[0])
+        if name.endswith(".weight") and not others and isinstance(module, nn.Linear | nn.Embedding):
+            tensor = file.tensors[source]
+            stored = tensor.map_matrix(_order_rows(file, config, source, tensor.shape[0]))
+            if stored is not None and stored.shape == expected[name].shape:
+                mapped[name.removesuffix(".weight")] = stored
+                del plain[name]
+    weights = _read_weights(file, config, plain, expected)
+    embedding = "model.embed_tokens"
+    if config.tie_word_embeddings and embedding in mapped:
+        mapped["lm_head"] = mapped[embedding]
+    for path, stored in mapped.items():
+        module = model.get_submodule(path)
+        if isinstance(module, nn.Linear):
+            made: nn.Module = MappedLinear(stored, weights.pop(f"{path}.bias", None))
+        else:
+            made = MappedEmbedding(stored, getattr(module, "scalar_embed_scale", 1.0))
+        model.set_submodule(path, made)
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False, assign=True)
+    if config.tie_word_embeddings and embedding not in mapped:
+        model.lm_head.weight = model.get_input_embeddings().weight
+    for module in model.modules():
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            model._init_weights(module.to_empty(device="cpu", recurse=False))
+    return model.eval()
 
 
 def attach_codes(file: GgufFile, model: Any) -> None:
@@ -284,8 +329,8 @@ def _llama3_scaling(file: GgufFile, head: int) -> dict[str, Any]:
     )
 
 
-def _read_weights(file: GgufFile, config: Any, expected: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return every weight of a model under the names of `transformers`."""
+def _find_sources(file: GgufFile, config: Any, expected: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the names of the tensors in the file of which each weight of a model is made."""
     sources = {name: _source_names(file, config, name) for name in expected}
     if config.tie_word_embeddings:
         sources.pop("lm_head.weight", None)
@@ -298,7 +343,14 @@ def _read_weights(file: GgufFile, config: Any, expected: Mapping[str, Tensor], d
                 f"{file.path} must hold the tensors of a {config.model_type} and no others, but {problem} {len(names)}"
                 f": {', '.join(names[:3])}; fetch it again, or name a Hugging Face folder of this model"
             )
-    weights = {name: _convert(file, config, name, names).to(dtype) for name, names in sources.items()}
+    return sources
+
+
+def _read_weights(
+    file: GgufFile, config: Any, sources: Mapping[str, list[str]], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return weights of a model under the names of `transformers`."""
+    weights = {name: _convert(file, config, names) for name, names in sources.items()}
     for name, weight in weights.items():
         if weight.shape != expected[name].shape:
             raise ModelError(
@@ -325,7 +377,7 @@ def _name_map(architecture: str, layers: int) -> Callable[[str], str | None]:
     return partial(get_tensor_name_map(number, layers).get_name, try_suffixes=(".weight", ".bias"))
 
 
-def _convert(file: GgufFile, config: Any, name: str, sources: list[str]) -> Tensor:
+def _convert(file: GgufFile, config: Any, sources: list[str]) -> Tensor:
     """Dequantise one weight and undo what was changed when the file was written."""
     family, parts = _FAMILIES[file.architecture], [file.tensors[source].dequantise() for source in sources]
     weight = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

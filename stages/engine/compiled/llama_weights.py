@@ -20,7 +20,15 @@ from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms
 from stages.engine.forward_pass.kernels import Matrix, read_matrix
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.quantisation.groups import GroupedMatrix
-from stages.engine.quantisation.modules import QUANTISED_BITS, find_attached, find_groups, has_groups
+from stages.engine.quantisation.modules import (
+    QUANTISED_BITS,
+    count_weights,
+    find_attached,
+    find_groups,
+    find_stored,
+    has_groups,
+)
+from stages.engine.quantisation.stored import StoredRows
 
 ROUNDED_INPUTS = {"codes": 16, "codes8": 8, "int8": 16, "int4": 16}  # bits of inputs, by the format of codes
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
@@ -37,17 +45,24 @@ def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool)
         return False
     if weights in ROUNDED_INPUTS or batch_invariant or not has_packed_forward(model):
         return True
-    small = sum(weight.numel() for weight in model.parameters()) < SMALL
+    if has_groups(model) or count_weights(model) < SMALL:
+        return True
     sample = model.model.layers[-1].mlp.down_proj.weight.detach()
-    short = torch.equal(sample.bfloat16().float(), sample)
-    return small or short or has_groups(model)
+    return torch.equal(sample.bfloat16().float(), sample)
 
 
 def has_compiled_forward(model: Any) -> bool:
-    """Check whether the compiled forward supports this model: one of its families, in float32 on a CPU, with sizes that
-    its vectors divide. `prove_forward` compares its outputs.
+    """Check whether the compiled forward supports this model, in float32 on a CPU. `prove_forward` compares its
+    outputs.
     """
-    if find_family(model) is None or model.dtype != torch.float32 or model.device.type != "cpu":
+    return model.dtype == torch.float32 and model.device.type == "cpu" and fits_compiled_forward(model)
+
+
+def fits_compiled_forward(model: Any) -> bool:
+    """Check whether a model, with or without weights, is of a family of the compiled forward and has sizes that its
+    vectors divide.
+    """
+    if find_family(model) is None:
         return False
     config, size = model.config, model.model.layers[0].self_attn.head_dim
     inputs = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
@@ -101,7 +116,6 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         self._family: Family = family
         super().refresh()
         self.norm_W = self._read_norm(self.model.model.norm)
-        self.embeddings = self.embedding_VW.detach().numpy()
         self.shape = self._make_shape()
         config = self.model.config
         self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)
@@ -139,6 +153,11 @@ class CompiledLlamaWeights(PackedLlamaWeights):
                 kinds |= {ProductKind(16), ProductKind(32)}
             self._compiled[output.kind] = compile_steps(self.shape, kinds)
         return self._compiled[output.kind]
+
+    @override
+    def _read_embedding(self, embedding: Any) -> None:
+        stored = find_stored(embedding)
+        self.embeddings = embedding.weight.detach().numpy() if stored is None else StoredRows(stored)
 
     @override
     @torch.inference_mode()

@@ -4,7 +4,7 @@ Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L outputs 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -68,7 +68,7 @@ def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMat
     runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
     filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
     if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs
-        runs = [replace(join_matrices(parts), groups=None)]
+        runs = [join_matrices([part.without_codes() for part in parts])]
     return [pack_matrix(run.weight_OI, run.bias_O, run.groups, input_bits=input_bits) for run in runs]
 
 

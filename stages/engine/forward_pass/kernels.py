@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stages.engine.quantisation.groups import GroupedMatrix, join_groups
+from stages.engine.quantisation.modules import find_stored, weight_shape
 
 MANY_ROWS = 8  # number of rows that the layout of packed weights is made for
 
@@ -21,13 +22,19 @@ Kernel = Callable[[Tensor], Tensor]  # computes x W^T + b (N, O) of inputs (N, I
 class Matrix:
     """What a kernel is made of."""
 
-    weight_OI: Tensor  # in the type of the inputs
+    weight_OI: Tensor  # in the type of the inputs; on torch's meta device where only the codes are read
     bias_O: Tensor | None  # None without one
     groups: GroupedMatrix | None = None  # codes of the weight; None if it has none
 
     def take(self, rows_O: Tensor) -> "Matrix":
         bias_O = None if self.bias_O is None else self.bias_O[rows_O]
         return Matrix(self.weight_OI[rows_O], bias_O, None if self.groups is None else self.groups.take(rows_O))
+
+    def without_codes(self) -> "Matrix":
+        """Return the same matrix as numbers."""
+        if self.groups is None or not self.weight_OI.is_meta:
+            return Matrix(self.weight_OI, self.bias_O)
+        return Matrix(self.groups.dequantise(), self.bias_O)
 
 
 def join_matrices(parts: Sequence[Matrix]) -> Matrix:
@@ -39,7 +46,9 @@ def join_matrices(parts: Sequence[Matrix]) -> Matrix:
 
 def read_matrix(linear: nn.Linear, groups: GroupedMatrix | None = None) -> Matrix:
     """Return the matrix of a module, with these codes."""
-    return Matrix(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), groups)
+    mapped = groups is not None and find_stored(linear) is not None
+    weight_OI = torch.empty(weight_shape(linear), device="meta") if mapped else linear.weight.detach()
+    return Matrix(weight_OI, None if linear.bias is None else linear.bias.detach(), groups)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -62,7 +62,7 @@ class PackedLlamaWeights:
         kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(model.model.layers)
         self.slides = [kind == "sliding_attention" for kind in kinds]
         self._rotations_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
-        self.outputs: int = model.lm_head.weight.shape[0]
+        self.outputs: int = model.lm_head.out_features
         self.version = 0  # incremented whenever the weights are packed
         self.refresh()
 
@@ -70,11 +70,14 @@ class PackedLlamaWeights:
     def refresh(self) -> None:
         """Pack the weights again after they changed."""
         core = self.model.model
-        self.embedding_VW: Tensor = core.embed_tokens.weight
+        self._read_embedding(core.embed_tokens)
         layers = core.layers if self.version else report_layers(self.model.config.name_or_path, core.layers)
         self.layers = [self._make_layer(layer) for layer in layers]
         self.norm_W: Tensor = core.norm.weight
         self.version += 1
+
+    def _read_embedding(self, embedding: Any) -> None:
+        self.embedding_VW: Tensor = embedding.weight
 
     @torch.inference_mode()
     def make_output_layer(self, ids: Tensor | None) -> Kernel:

@@ -25,6 +25,7 @@ from torch import Tensor
 from stages.engine.forward_pass.attention_masks import LIBRARY
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, find_paths
 from stages.engine.forward_pass.row_forward import find_rope_switch
+from stages.engine.quantisation.modules import is_mapped, weight_shape
 
 SPAN = 12  # tokens of a window or chunk during the proof
 TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
@@ -111,7 +112,7 @@ def shorten_spans(model: Any) -> Iterator[None]:
 
 def _make_text(length: int, model: Any) -> list[int]:
     """Return ids that repeat rarely, the same in every process."""
-    size = model.get_input_embeddings().weight.shape[0]
+    size, _ = weight_shape(model.get_input_embeddings())
     return random.Random(0).choices(range(size), k=length)
 
 
@@ -131,6 +132,30 @@ def read_at_once(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 @torch.inference_mode()
+def read_texts(model: Any, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Tensor]:
+    """Compute the logits of the last `wanted` tokens of each text (T, V), as `read_at_once` does.
+
+    A pass of a model whose weights stay in a file takes seconds, whatever it reads, so it reads all texts: they are
+    padded on the right, where no token before attends to.
+    """
+    if not is_mapped(model):
+        return [read_at_once(model, text)[len(text) - count :] for text, count in zip(texts, wanted, strict=True)]
+    longest, ends = max(map(len, texts)), list(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+
+    def take_wanted(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        rows = zip(inputs[0], ends, wanted, strict=True)
+        return (torch.cat([row_QW[end - count : end] for row_QW, end, count in rows])[None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(take_wanted)
+    try:
+        logits_NV = model(input_ids=ids, use_cache=False).logits[0].float()
+    finally:
+        hook.remove()
+    return list(logits_NV.split(list(wanted)))
+
+
+@torch.inference_mode()
 def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_inputs: bool = False) -> float:
     """Return the largest difference between a forward pass and the model in standard deviations of the logits.
 
@@ -143,7 +168,7 @@ def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_input
     """
     with shorten_spans(model):
         reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
-        references = [read_at_once(model, text) for text in reader.texts]
+        references = read_texts(model, reader.texts, list(map(len, reader.texts)))
         reader.read_as_decoding_does()
     found, expected = [], []
     for row, position, logits_V in reader.found:
@@ -243,7 +268,7 @@ def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length:
         reader.keep(0, KEPT)
         reader.keep(1, (0, 1, 2))
         reader.read((-1, 0), (-1, 0, -1))
-        return all(ratio <= limit for ratio in reader.ratios)  # False for NaN
+        return all(ratio <= limit for ratio in reader.compare())  # False for NaN
     return False
 
 
@@ -256,7 +281,7 @@ class _TreeReader:
         self._texts = [text[: max(1, length - SPAN)], text[4 : 4 + OTHER_TEXT // 2]]
         self._unread = iter(text[length - SPAN :] + text[:SPAN])
         self._read: list[list[int]] = []
-        self.ratios: list[float] = []  # differences of the logits of each token in their standard deviations
+        self._found: list[tuple[list[int], Tensor]] = []  # texts of paths, and the logits of the tokens of each path
         forward.reserve(2, length + SPAN)
         for row, prompt in enumerate(self._texts):
             forward(ForwardBatch(row, [prompt], [0], wanted=[0]))
@@ -270,9 +295,14 @@ class _TreeReader:
             for token, path in enumerate(find_paths(row_parents)):
                 if token not in row_parents:  # nothing follows it
                     text = [*self._texts[row], *(self._read[row][node] for node in path)]
-                    expected_QV = read_at_once(self._model, text)[-len(path) :]
-                    pairs = zip(found_QV[path].float(), expected_QV, strict=True)
-                    self.ratios += [_compare(one, other, rounds_inputs=False) for one, other in pairs]
+                    self._found.append((text, found_QV[path].float()))
+
+    def compare(self) -> list[float]:
+        """Return the difference of the logits of each token that was read in their standard deviations."""
+        texts, found = zip(*self._found, strict=True)
+        expected = read_texts(self._model, texts, list(map(len, found)))
+        pairs = zip(torch.cat(found), torch.cat(expected), strict=True)
+        return [_compare(one, other, rounds_inputs=False) for one, other in pairs]
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Keep a path of the last tree of a row."""

@@ -72,7 +72,14 @@ DTYPES: dict[str, Any] = {
 MAKING_MODULES = RLock()
 
 
-def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = False) -> Any:
+def load_causal_model(
+    source: str,
+    dtype: str,
+    device: str,
+    *,
+    codes: bool = False,
+    maps: Callable[[Any], bool] = lambda model: False,
+) -> Any:
     """Load a causal language model from a hub name, a folder or a GGUF file to a device.
 
     A folder may hold a LoRA adapter, which is merged, or a model of images and text, of which the text part is loaded.
@@ -84,6 +91,8 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
         device: name of a device of torch.
         codes: whether linear modules of a quantised GGUF file, or of a folder that was converted from one, keep the
             codes of their weights.
+        maps: whether the quantised matrices of a GGUF file stay there instead of being dequantised, given the model
+            without weights; only in float32 on the CPU.
 
     Raises:
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
@@ -92,7 +101,7 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
     with explain_errors("model", source), MAKING_MODULES:
         file = find_gguf(source)
         if file:
-            model = _load_gguf(read_gguf(file), dtype, codes=codes)
+            model = _load_gguf(read_gguf(file), dtype, codes=codes, maps=lambda model: device == "cpu" and maps(model))
         elif is_adapter_folder(source):
             base = read_base_model(source)
             model = merge_lora(load_causal_model(base, dtype, "cpu"), source)
@@ -113,13 +122,16 @@ def _attach_origin(path: Path, model: Any) -> None:
         attach_codes(file, model)
 
 
-def _load_gguf(file: GgufFile, dtype: str, *, codes: bool) -> Any:
+def _load_gguf(file: GgufFile, dtype: str, *, codes: bool, maps: Callable[[Any], bool]) -> Any:
     require_own_bits(file)
     kinds = {tensor.float_type for tensor in file.tensors.values()}
     half = next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), torch.float32)
     wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
     if has_family(file):
-        return _with_attention(lambda attention: load_gguf_model(file, wanted, attention, codes=codes))
+        in_float32 = wanted == torch.float32
+        return _with_attention(
+            lambda kind: load_gguf_model(file, wanted, kind, codes=codes, maps=lambda model: in_float32 and maps(model))
+        )
     require_reader(file)
     model = _load_whole(AutoModelForCausalLM, str(file.path.parent), gguf_file=file.path.name, dtype=wanted)
     for part in (model.config, model):  # the weights are plain tensors now

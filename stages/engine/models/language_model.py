@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
-from stages.engine.compiled.llama_weights import has_compiled_forward
+from stages.engine.compiled.llama_weights import fits_compiled_forward, has_compiled_forward
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
@@ -42,7 +42,15 @@ from stages.engine.models.forward_choice import (
     pack_weights,
 )
 from stages.engine.models.huggingface import load_causal_model, raise_write_errors
-from stages.engine.quantisation.modules import ROUNDING, drop_groups, has_groups
+from stages.engine.quantisation.modules import (
+    ROUNDING,
+    count_weights,
+    drop_groups,
+    has_groups,
+    iterate_weights,
+    weight_shape,
+)
+from stages.engine.quantisation.stored import StoredMatrix
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -81,10 +89,9 @@ class LanguageModel:
     ) -> None:
         self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
-        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
-        self.hidden_size: int = model.get_output_embeddings().weight.shape[1]
+        self.vocabulary_size, self.hidden_size = weight_shape(model.get_output_embeddings())
         self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.parameters = count_weights(model)
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.weights = choose_weights(model) if weights == "auto" else weights
         self.batch_invariant = batch_invariant
@@ -346,9 +353,17 @@ def load_model(
     measurements: Measurements | None = None,
     *,
     batch_invariant: bool = False,
+    trained: bool = False,
 ) -> LanguageModel:
-    """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used."""
-    model = load_causal_model(source, dtype, device, codes=True)
+    """Load a causal language model from a hub name, a folder or a GGUF file. `prove_forward` checks how it can be used.
+
+    Args:
+        trained: whether its weights are trained or saved; else the matrices of a GGUF file stay in the file, if the
+            compiled forward pass is for this model.
+    """
+    model = load_causal_model(
+        source, dtype, device, codes=True, maps=lambda made: not trained and fits_compiled_forward(made)
+    )
     if not has_compiled_forward(model):
         drop_groups(model)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
@@ -366,7 +381,8 @@ def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
     rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
     digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
-    for weight in model.model.parameters():
-        numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
+    for weight in iterate_weights(model.model):
+        step = max(1, weight.numel() // SAMPLES)
+        numbers = weight.sample(step) if isinstance(weight, StoredMatrix) else weight.detach().flatten()[::step]
         digest.update(numbers.float().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -1,20 +1,102 @@
-"""The codes of a model's linear modules, and a model that computes with the weights of few bits.
+"""The codes of linear modules, modules whose weights stay in a file, and a model that computes with the weights
+of few bits.
 
-Shapes: O outputs, I inputs.
+Shapes: O outputs, I inputs, N rows.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
 
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+from stages.engine.quantisation.stored import StoredMatrix
 
 QUANTISED_BITS = {"int4": 4, "int8": 8}  # bits of the codes of weights that came without, by the format
 ROUNDING = ("codes", "codes8", *QUANTISED_BITS)  # formats with which the inputs of matrices are rounded
 _NAME = "omnidraft_groups"
+WEIGHTS_AT_ONCE = 1 << 22  # of a mapped module that are in memory while it computes
+
+
+class MappedLinear(nn.Linear):
+    """A linear module whose weight is a matrix of a file; a few outputs at a time are dequantised to compute them."""
+
+    def __init__(self, stored: StoredMatrix, bias_O: Tensor | None) -> None:
+        nn.Module.__init__(self)  # that of `nn.Linear` makes a weight
+        self.out_features, self.in_features = stored.shape
+        self.stored = stored
+        self.register_parameter("bias", None if bias_O is None else nn.Parameter(bias_O))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override] # it is trained nowhere
+        """The whole weight in float32, dequantised at each call."""
+        return self.stored.dequantise()
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        output = input.new_empty(*input.shape[:-1], self.out_features)
+        for outputs, weight_NI in self.stored.iterate(WEIGHTS_AT_ONCE):
+            bias_N = None if self.bias is None else self.bias[outputs]
+            output[..., outputs] = functional.linear(input, weight_NI, bias_N)
+        self.stored.release()
+        return output
+
+
+class MappedEmbedding(nn.Embedding):
+    """An embedding whose rows stay in a file.
+
+    Args:
+        scale: multiplier of what it returns.
+    """
+
+    def __init__(self, stored: StoredMatrix, scale: float) -> None:
+        nn.Module.__init__(self)  # as above
+        self.num_embeddings, self.embedding_dim = stored.shape
+        self.padding_idx = self.max_norm = None
+        self.stored, self.scale = stored, scale
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override] # as above
+        """The whole weight in float32, dequantised at each call."""
+        return self.stored.dequantise()
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        rows = self.stored.dequantise(input.flatten()).view(*input.shape, -1)
+        return rows if self.scale == 1 else rows * self.scale
+
+
+def find_stored(module: Any) -> StoredMatrix | None:
+    """Return the matrix of a module whose weight stays in a file; None for others."""
+    return module.stored if isinstance(module, MappedLinear | MappedEmbedding) else None
+
+
+def weight_shape(module: Any) -> tuple[int, int]:
+    """Return the rows and columns of the weight of a linear module or an embedding."""
+    stored = find_stored(module)
+    rows, columns = module.weight.shape if stored is None else stored.shape
+    return rows, columns
+
+
+def iterate_weights(model: Any) -> Iterator[Tensor | StoredMatrix]:
+    """Yield every weight of a model once, in the order in which it would be among the parameters of plain modules."""
+    own = (weight for module in model.modules() for weight in (find_stored(module), *module._parameters.values()))
+    yield from {id(weight): weight for weight in own if weight is not None}.values()
+
+
+def count_weights(model: Any) -> int:
+    """Return the number of weights of a model."""
+    return sum(weight.numel() for weight in iterate_weights(model))
+
+
+def is_mapped(model: Any) -> bool:
+    """Whether weights of a model stay in a file. All of them have codes."""
+    return any(find_stored(module) is not None for module in model.modules())
 
 
 def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
@@ -28,16 +110,19 @@ def mean_bytes(model: Any, weights: str) -> float:
         return float(model.dtype.itemsize)
     size, numbers = 0.0, 0
     for linear in _find_linears(model):
-        groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
-        bits = QUANTISED_BITS.get(weights) if groups is None else groups.bits
-        size += linear.weight.numel() * ((bits + 1) / 8 if bits else linear.weight.element_size())
-        numbers += linear.weight.numel()
+        groups, stored = linear.__dict__.get(_NAME), find_stored(linear)
+        own = stored.bits if stored else groups.bits if groups else None
+        bits, count = own or QUANTISED_BITS.get(weights), math.prod(weight_shape(linear))
+        size += count * ((bits + 1) / 8 if bits else model.dtype.itemsize)
+        numbers += count
     return size / max(1, numbers)
 
 
 @torch.no_grad()
 def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
     """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""
+    if (stored := find_stored(linear)) is not None:
+        return stored.read_groups()
     groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
     same = groups is not None and torch.equal(groups.dequantise().to(linear.weight.dtype), linear.weight)
     return groups if same else None
@@ -66,7 +151,7 @@ def drop_groups(model: Any) -> None:
 
 def has_groups(model: Any) -> bool:
     """Whether any linear module has codes: the others then have more bits in the file that was read, and keep them."""
-    return any(_NAME in linear.__dict__ for linear in _find_linears(model))
+    return any(_NAME in linear.__dict__ or find_stored(linear) is not None for linear in _find_linears(model))
 
 
 @contextmanager
@@ -77,7 +162,8 @@ def round_weights(model: Any, weights: str) -> Iterator[None]:
     weights.
     """
     output, bits, quantise = model.get_output_embeddings(), QUANTISED_BITS.get(weights), not has_groups(model)
-    linears = [linear for linear in _find_linears(model) if linear is not output] if bits else []
+    own = [linear for linear in _find_linears(model) if linear is not output and find_stored(linear) is None]
+    linears = own if bits else []  # mapped ones compute with their codes
     saved = [(linear, linear.weight, linear.__dict__.get(_NAME)) for linear in linears]
     try:
         for linear in linears:

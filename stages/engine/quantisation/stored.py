@@ -1,9 +1,11 @@
 """A quantised matrix as a file holds it: rows of blocks in a type of ggml, mapped and not read before they are needed.
 
-Shapes: O outputs, I inputs, X bytes of a row.
+Shapes: O outputs, I inputs, X bytes of a row or of a block, N rows that are wanted.
 """
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,9 @@ from torch import Tensor
 from stages.engine.quantisation.groups import GroupedMatrix
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+PART_BYTES = 1 << 18  # of blocks that a thread dequantises at a time: their weights fit its cache
+KEPT_WEIGHTS = 4 << 20  # of rows that were looked up and are kept in float32
 
 
 @dataclass(frozen=True)
@@ -31,27 +36,116 @@ class StoredMatrix:
         """Outputs and inputs."""
         return len(self.rows_OX), self.inputs
 
+    def numel(self) -> int:
+        """Return the number of weights, as a tensor does."""
+        return len(self.rows_OX) * self.inputs
+
     @property
     def size(self) -> int:
         """Bytes in the file."""
         return self.rows_OX.nbytes
 
+    @property
+    def bits(self) -> int | None:
+        """Bits of a code; None if the type has no groups."""
+        groups = self.read(self.kind, self.rows_OX[:1])
+        return None if groups is None else groups.bits
+
     def take(self, outputs_N: Tensor) -> "StoredMatrix":
         """Return some outputs: a copy of their blocks, in order."""
-        rows_N = outputs_N if self.order_O is None else self.order_O[outputs_N]
-        return StoredMatrix(self.kind, self.inputs, self.rows_OX[rows_N.numpy()], self.read)
+        return StoredMatrix(self.kind, self.inputs, self.rows_OX[self._find_rows(outputs_N)], self.read)
 
     def dequantise(self, outputs_N: Tensor | None = None) -> Tensor:
         """Return the weights of some outputs, or of all, in float32 (N, I)."""
-        from gguf import GGMLQuantizationType
+        rows_NX = self.rows_OX if outputs_N is None else self.rows_OX[self._find_rows(outputs_N)]
+        if outputs_N is None and self.order_O is not None:
+            rows_NX = rows_NX[self.order_O.numpy()]
+        return torch.from_numpy(self._dequantise_rows(rows_NX)).view(-1, self.inputs)
+
+    def iterate(self, weights: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield consecutive outputs and their weights in float32, about so many at a time."""
+        step = max(1, weights // self.inputs)
+        for start in range(0, len(self.rows_OX), step):
+            outputs_N = torch.arange(start, min(start + step, len(self.rows_OX)))
+            yield slice(start, start + len(outputs_N)), self.dequantise(outputs_N)
+
+    def sample(self, step: int) -> Tensor:
+        """Return every `step`-th of all weights, output after output, in float32, with the library's signs of zeros."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
-        order = self.order_O if outputs_N is None else outputs_N if self.order_O is None else self.order_O[outputs_N]
-        rows = self.rows_OX if order is None else self.rows_OX[order.numpy()]
-        weight_NI = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[self.kind])
-        return torch.from_numpy(weight_NI).reshape(-1, self.inputs)
+        kind = GGMLQuantizationType[self.kind]
+        block, size = GGML_QUANT_SIZES[kind]
+        places = np.arange(0, self.numel(), step)
+        rows = self._find_rows(torch.from_numpy(places // self.inputs))
+        blocks_NX = self.rows_OX.reshape(len(self.rows_OX), -1, size)[rows, places % self.inputs // block]
+        weights = dequantize(blocks_NX, kind).reshape(-1, block)
+        return torch.from_numpy(weights[np.arange(len(places)), places % block])
 
     def read_groups(self) -> GroupedMatrix | None:
         """Return the codes; None if the type has no groups."""
         groups = self.read(self.kind, self.rows_OX)
         return groups if groups is None or self.order_O is None else groups.take(self.order_O)
+
+    def release(self) -> None:
+        """Give back the memory of the file's pages that were read; they are read again where they are needed."""
+        owner: Any = self.rows_OX
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        file = owner.obj if isinstance(owner, memoryview) else None
+        if isinstance(file, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            start = self.rows_OX.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+            begin = start - start % mmap.PAGESIZE
+            file.madvise(mmap.MADV_DONTNEED, begin, start + self.size - begin)
+
+    def _find_rows(self, outputs_N: Tensor) -> Any:
+        """Return which rows of the file are these outputs."""
+        return (outputs_N if self.order_O is None else self.order_O[outputs_N]).numpy()
+
+    def _dequantise_rows(self, rows_NX: Bytes) -> Floats:
+        """Return the weights of rows of blocks, which may be shorter than those of the matrix, on all threads."""
+        step = max(1, PART_BYTES // max(1, rows_NX.shape[1]))
+        parts = [rows_NX[start : start + step] for start in range(0, len(rows_NX), step)]
+        if len(parts) <= 1:
+            return self._dequantise_part(rows_NX)
+        first = self._dequantise_part(parts[0])
+        weights_NI = np.empty((len(rows_NX), first.shape[1]), np.float32)
+
+        def write(number: int) -> None:
+            start = number * step
+            weights_NI[start : start + step] = self._dequantise_part(parts[number]) if number else first
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(write, range(len(parts))))
+        return weights_NI
+
+    def _dequantise_part(self, rows_NX: Bytes) -> Floats:
+        groups = self.read(self.kind, rows_NX)
+        if groups is None:
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            return dequantize(np.ascontiguousarray(rows_NX), GGMLQuantizationType[self.kind])
+        weights_NGX = groups.codes_OI.numpy().reshape(*groups.scale_OG.shape, -1).astype(np.float32)
+        weights_NGX *= groups.scale_OG.numpy()[..., None]
+        weights_NGX += groups.minimum_OG.numpy()[..., None]
+        return weights_NGX.reshape(len(rows_NX), -1)
+
+
+class StoredRows:
+    """Rows of a stored matrix in float32, of which those that were looked up last are kept."""
+
+    def __init__(self, stored: StoredMatrix) -> None:
+        self._stored, self._kept = stored, dict[int, Floats]()
+        self._most = KEPT_WEIGHTS // stored.inputs
+
+    def __getitem__(self, rows_N: Sequence[int]) -> Floats:
+        """Return rows (N, I), which may occur repeatedly."""
+        kept, wanted = self._kept, dict.fromkeys(rows_N)
+        missing = [row for row in wanted if row not in kept]
+        if missing and len(kept) + len(missing) > self._most:  # another thread may still read the old ones
+            self._kept, missing = {}, list(wanted)
+            kept = self._kept
+        if missing:
+            kept.update(zip(missing, self._stored.dequantise(torch.tensor(missing)).numpy(), strict=True))
+        return np.stack([kept[row] for row in rows_N])

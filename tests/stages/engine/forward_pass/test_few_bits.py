@@ -103,13 +103,13 @@ def test_a_checkpoint_is_quantised_when_it_is_loaded(folder: Path, weights: str,
 
 
 def test_weights_that_training_changed_are_quantised_again(files: dict[str, Path]):
-    model = load_model(str(files["Q4_1"]), "float32", "cpu", "int4")
+    model = load_model(str(files["Q4_1"]), "float32", "cpu", "int4", trained=True)
     text = list(range(5, 25))
     before_TV = read_in_steps(model, text)
     changed = [weight + 0.05 * torch.randn_like(weight) for weight in model.trained_weights]
     model.load_weights(changed)
     after_TV = read_in_steps(model, text)
-    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "fastest")
+    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "fastest", trained=True)
     plain.load_weights(changed)
     assert compare(after_TV, read_in_steps(plain, text)) < 0.5 * compare(before_TV, read_in_steps(plain, text))
 

@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_making import quantise
 from torch import nn
 
 from stages.engine.checkpoints.gguf_blocks import read_groups
@@ -29,17 +30,7 @@ def weights(seed: int = 0) -> torch.Tensor:
 
 
 def blocks_of(kind: str) -> np.ndarray:
-    """Rows of blocks of a type; the library does not write K-quants, so theirs have any codes and scales."""
-    number = gguf.GGMLQuantizationType[kind]
-    if not kind.endswith("_K"):
-        return gguf.quants.quantize(weights().numpy(), number)
-    _, size = gguf.GGML_QUANT_SIZES[number]
-    generator = np.random.default_rng(0)
-    blocks = generator.integers(0, 256, (OUTPUTS * INPUTS // 256, size), dtype=np.uint8)
-    scales = slice(None, 4) if kind in ("Q4_K", "Q5_K") else slice(-4 if kind == "Q2_K" else -2, None)
-    halves = generator.normal(0, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    blocks[:, scales] = halves[:, : blocks[:, scales].shape[1]]
-    return blocks.reshape(OUTPUTS, -1)
+    return quantise(weights().numpy(), kind)
 
 
 KINDS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q8_0": 8}

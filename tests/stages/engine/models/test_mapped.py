@@ -1,0 +1,139 @@
+"""Models whose matrices stay in their GGUF file: they are the model that is read whole, and hold none of them."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import read_in_steps
+from gguf_making import keys_of, tensors_of, write
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.assembly.models import load_drafter
+from pipeline.config.settings import Config
+from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
+from stages.engine.quantisation.modules import find_stored, is_mapped, mean_bytes
+from stages.engine.quantisation.stored import StoredRows
+
+SHAPE = {
+    "vocab_size": 384,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
+HEAD = {"attention.key_length": 32, "attention.value_length": 32}
+GRANITE = {"embedding_scale": 12.0, "attention.scale": 0.2, "residual_scale": 0.25, "logit_scale": 2.0}
+# Per case: architecture in GGUF, type of the matrices, fields of the configuration, keys of the file.
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    **{kind: ("llama", kind, {}, {}) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K")},
+    "tied": ("llama", "Q4_K", {"tie_word_embeddings": True}, {}),
+    "biases": ("qwen2", "Q6_K", {"tie_word_embeddings": True}, {}),
+    "gemma2": ("gemma2", "Q4_K", {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}, HEAD),
+    "joined": ("phi3", "Q4_K", {}, {}),
+    "granite": (
+        "granite",
+        "Q8_0",
+        {"embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.25, "logits_scaling": 2.0},
+        GRANITE,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "mapped"))
+
+
+def write_case(name: str, folder: Path) -> Path:
+    architecture, kind, fields, keys = CASES[name]
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**SHAPE, **fields}))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    return write(
+        folder / f"{name}.gguf", architecture, keys_of(model.config, **keys), tensors_of(model, architecture), kind
+    )
+
+
+def held_bytes(model: Any) -> int:
+    return sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
+
+
+def complete(model: LanguageModel, text: list[int], count: int) -> list[int]:
+    for _ in range(count):
+        text = [*text, int(read_in_steps(model, text)[-1].argmax())]
+    return text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Path):
+    path = str(write_case(name, tmp_path))
+    mapped, whole = load_model(path, "float32", "cpu", "auto"), load_model(path, "float32", "cpu", "auto", trained=True)
+    assert is_mapped(mapped.model)
+    assert not is_mapped(whole.model)
+    assert held_bytes(mapped.model) < 0.02 * held_bytes(whole.model), "norms, biases and frequencies"
+    assert fingerprint(mapped) == fingerprint(whole)
+    for field in ("parameters", "weights", "vocabulary_size", "hidden_size", "eos_ids"):
+        assert getattr(mapped, field) == getattr(whole, field)
+    for kind in ("codes", "int4", "fastest"):
+        assert mean_bytes(mapped.model, kind) == mean_bytes(whole.model, kind)
+    ids = torch.randint(3, 384, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(mapped.read(ids), whole.read(ids), atol=1e-5, rtol=1e-5)
+    for model in (mapped, whole):
+        model.prove_forward()
+    assert mapped.forward_pass.name == whole.forward_pass.name
+    assert mapped.reads_trees == whole.reads_trees
+    text = ids[0].tolist()
+    assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+    assert complete(mapped, text[:5], 10) == complete(whole, text[:5], 10)
+    kept = set(range(7, 90))
+    for model in (mapped, whole):
+        model.restrict(kept)
+    assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+
+
+def test_every_weight_is_that_of_the_whole_model(tmp_path: Path):
+    path = str(write_case("tied", tmp_path))
+    mapped, whole = (load_model(path, "float32", "cpu", trained=trained).model for trained in (False, True))
+    for name, module in whole.named_modules():
+        stored, weight = find_stored(mapped.get_submodule(name)), getattr(module, "weight", None)
+        if stored is None:
+            continue
+        assert torch.equal(stored.dequantise(), weight)
+        assert torch.equal(mapped.get_submodule(name).weight, weight)
+        assert torch.equal(stored.sample(37), weight.flatten()[::37])
+        some = torch.tensor([5, 0, 100, 5])
+        assert torch.equal(stored.take(some).dequantise(), weight[some])
+        assert torch.equal(torch.cat([part for _, part in stored.iterate(1000)]), weight)
+        stored.release()
+        assert torch.equal(stored.dequantise(some), weight[some]), "read again"
+    assert find_stored(mapped.lm_head) is find_stored(mapped.model.embed_tokens)
+
+
+def test_rows_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stored = find_stored(load_model(str(write_case("Q4_0", tmp_path)), "float32", "cpu").model.model.embed_tokens)
+    assert stored is not None
+    monkeypatch.setattr("stages.engine.quantisation.stored.KEPT_WEIGHTS", 10 * 256)
+    rows, weight = StoredRows(stored), stored.dequantise()
+    for ids in ([3, 3, 4], list(range(9)), [8, 1], list(range(30)), [40]):
+        assert torch.equal(torch.from_numpy(rows[ids]), weight[ids])
+        assert len(rows._kept) <= max(10, len(ids))
+
+
+def test_a_drafter_that_is_trained_is_read_whole(tmp_path: Path):
+    path = str(write_case("biases", tmp_path))
+    config = Config().with_overrides({"targets": ("never read",), "drafter": path})
+    for enabled in (False, True):
+        drafter = load_drafter(config.with_overrides({"learn.enabled": enabled}), path, "cpu")
+        assert is_mapped(drafter.model) is not enabled
+        assert len(drafter.trained_weights) > 0
