@@ -190,6 +190,8 @@ class LanguageModel:
         if proof["forward"] != PACKED:
             self._packed_weights = None
             self.forward_pass = search.candidates[proof["forward"]]()
+        elif pack:
+            pack()  # also where the proof is known: a display shows what is loaded until here
 
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""

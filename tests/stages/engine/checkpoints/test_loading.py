@@ -4,9 +4,13 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from tiny_pair import TinyPair
 
 from stages.engine.checkpoints import loading
 from stages.engine.checkpoints.loading import report_layers
+from stages.engine.forward_pass import packed_weights
+from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.models.language_model import load_model
 
 Texts = Callable[..., list[str]]
 
@@ -37,3 +41,14 @@ def test_reports_are_a_second_apart(texts: Texts):
 
 def test_what_loads_in_a_moment_is_not_reported(texts: Texts):
     assert texts(0.2) == []
+
+
+def test_weights_are_prepared_once_while_a_model_is_loaded(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):
+    prepared, measurements = list[str](), Measurements({})
+    monkeypatch.setattr(packed_weights, "report_layers", lambda source, layers: prepared.append(source) or layers)
+    for number in (1, 2):  # the second proof is known
+        model = load_model(str(tiny_pair.target), "float32", "cpu", measurements=measurements)
+        model.prove_forward()
+        assert prepared == [str(tiny_pair.target)] * number
+        model.forward_pass.reserve(1, 8)
+    assert len(prepared) == 2
