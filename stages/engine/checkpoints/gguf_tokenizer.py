@@ -101,6 +101,9 @@ _AS_WRITTEN = {
 # These add BOS by default.
 _WITH_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
 _WHOLE_FIRST = {*_WITH_BOS, "llama4", "tekken"}  # a text that is a token is that token, whatever the merges are
+# Of nine tokenizers, the rule of their own family cuts at most 1.2% of the tokens (Qwen 2), GPT-2's 13% to 19% of those
+# of Llama 3, Llama 4 and Qwen 2. Families that are nearly alike are not told apart.
+_MOST_CUT = 0.03
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -124,7 +127,9 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
     if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default):
         _prepend_bos(backend, tokens[bos], bos, kind)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
-    made.chat_template = metadata.get("tokenizer.chat_template")
+    template, start = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
+    named = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
+    made.chat_template = {"default": template, **named} if template and named else template
     return made
 
 
@@ -153,8 +158,27 @@ def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
         backend.normalizer = normalizers.NFC()
     rule = _RULE_OF[family]
     backend.pre_tokenizer = rule[0] if len(rule) == 1 else pre_tokenizers.Sequence(rule)
+    share = _find_cut_share(backend.pre_tokenizer, fields)
+    if share > _MOST_CUT:
+        LOG.warning(
+            "%s names the family %s, which would never give %.0f%% of its tokens: another one may be meant, and texts "
+            "be read otherwise than by the model's own tokenizer",
+            name,
+            family,
+            100 * share,
+        )
     backend.decoder, backend.post_processor = decoders.ByteLevel(), processors.ByteLevel(trim_offsets=False)
     return backend
+
+
+def _find_cut_share(rule: Any, fields: Mapping[str, Any]) -> float:
+    """Return the share of the plain tokens, about 2,000 of them, that a rule cuts: no text becomes such a token."""
+    tokens, alphabet = fields["tokens"], decoders.ByteLevel()
+    kinds = fields.get("token_type") or [_NORMAL] * len(tokens)
+    plain = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _NORMAL]
+    texts = [alphabet.decode([token]) for token in plain[:: 1 + len(plain) // 2000]]
+    whole = [text for text in texts if "\ufffd" not in text]  # else a part of a character
+    return sum(len(rule.pre_tokenize_str(text)) > 1 for text in whole) / max(1, len(whole))
 
 
 def _make_sentencepiece(fields: Mapping[str, Any], name: str) -> Tokenizer:
