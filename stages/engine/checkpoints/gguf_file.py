@@ -253,8 +253,13 @@ def _require_file(path: Path) -> Path:
 
 def _files_in(folder: Path) -> list[Path]:
     """Return the GGUF files of a folder that are models, and of a divided one the first part."""
-    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    files = sorted(path for path in folder.glob("*.gguf") if _may_be_model(path.name))
     return [path for path in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
+
+
+def _may_be_model(name: str) -> bool:
+    """Tell a model's file by its name from projectors and importance matrices, which are published next to it."""
+    return not re.search("mmproj|imatrix", name)
 
 
 def _matches(name: str, which: str) -> bool:
@@ -286,7 +291,7 @@ def _find_on_hub(repository: str, which: str) -> Path:
         if local:
             return local[-1]
         names = [Path(name) for name in HfApi().list_repo_files(repository) if name.endswith(".gguf")]
-        chosen = _choose([name for name in names if "mmproj" not in name.name], which, repository)
+        chosen = _choose([name for name in names if _may_be_model(name.name)], which, repository)
         parts = [name for name in names if name.name.split("-0000")[0] == chosen.name.split("-0000")[0]]
         return next(
             path for part in parts if (path := Path(hf_hub_download(repository, str(part)))).name == chosen.name

@@ -285,7 +285,7 @@ def test_an_architecture_that_transformers_reads_whole_is_left_to_it(tmp_path: P
 
 
 def test_names_mean_files(tmp_path: Path, monkeypatch):
-    for name in ("a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a.gguf", "b.F16-00002-of-00002.gguf"):
+    for name in ("a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a.gguf", "a-imatrix.gguf", "b.F16-00002-of-00002.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     assert find_gguf(f"{tmp_path}:q8_0") == tmp_path / "a-Q8_0.gguf"
     assert find_gguf(f"{tmp_path}:a-Q4_K_M.gguf") == tmp_path / "a-Q4_K_M.gguf"
