@@ -124,7 +124,7 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
     backend = make({key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, name)
     _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
     bos, by_default = roles["bos_token"], kind == _SENTENCEPIECE or metadata.get("tokenizer.ggml.pre") in _WITH_BOS
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default):
+    if bos is not None and "bos_token" in special and metadata.get("tokenizer.ggml.add_bos_token", by_default):
         _prepend_bos(backend, tokens[bos], bos, kind)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
     template, start = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
@@ -153,6 +153,9 @@ def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
         )
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("merges") or []]
     vocabulary = {token: index for index, token in enumerate(fields["tokens"])}
+    lacking = next((token for merge in merges for token in (*merge, "".join(merge)) if token not in vocabulary), None)
+    if lacking is not None:
+        raise _refuse(name, f"have a token for each of its merges, but has none for {lacking!r}")
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=family in _WHOLE_FIRST))
     if family in _COMPOSED:
         backend.normalizer = normalizers.NFC()

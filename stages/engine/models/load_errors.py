@@ -52,7 +52,8 @@ def _load_error(what: str, source: str, error: Exception) -> str:
 
 
 def _not_found(what: str, source: str, reason: str) -> str:
-    where = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
+    path = Path(source)
+    where = "the folder" if path.is_dir() else "the file" if path.is_file() else "no folder of that name, and the hub"
     return (
         f"a {what} must load from {source!r}: {where} did not give one ({reason}); name a folder that save_pretrained "
         "wrote, a .gguf file, a hub model that this machine can reach, or builtin:NAME"

@@ -159,6 +159,8 @@ def refusal(**changed: Any) -> str:
         ({"model": "gpt2", "merges": ["a b"], "pre": "default"}, "but names 'default'"),
         ({"model": None}, "hold a tokenizer, but has none"),
         ({"tokens": []}, "hold a tokenizer, but has none"),
+        ({"model": "gpt2", "pre": "gpt-2", "merges": ["a b", "b a"]}, "has none for 'ba'"),
+        ({"model": "gpt2", "pre": "gpt-2", "merges": ["a c"]}, "has none for 'c'"),
         ({"model": "t5"}, "but has 't5'"),
         ({"model": "bert"}, "but has 'bert'"),
         ({"scores": None}, "has none or equal ones"),
@@ -204,3 +206,16 @@ def test_all_named_chat_templates_are_kept():
     made = make_tokenizer({f"tokenizer.{key}": value for key, value in keys.items()}, "m.gguf")
     assert made.get_chat_template() == "plain"
     assert made.get_chat_template(tools=[{}]) == "tools"
+
+
+def test_a_role_beyond_the_vocabulary_is_left_out():
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": ["a", "b", "ab"],
+        "merges": ["a b"],
+        "bos_token_id": 7,
+        "add_bos_token": True,
+    }
+    made = make_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items()}, "m.gguf")
+    assert made.bos_token is None
