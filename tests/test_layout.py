@@ -84,7 +84,7 @@ MODULE_IMPORTERS = {
     "duckdb": ("store/query/log_reader.py",),
     "mlflow": (),
     "peft": (),
-    "river": ("pipeline/learning/drift.py",),
+    "river": (),
     "scipy": (),
     "datasets": (),
     "ray": ("pipeline/cluster/ray_backend.py",),
@@ -104,6 +104,7 @@ MODULE_IMPORTERS = {
 }
 # Files that may import it inside functions only.
 FUNCTION_IMPORTERS = {
+    "river": ("pipeline/learning/drift.py",),
     "transformers": ("stages/vocabulary/template_process.py",),
     "pyarrow": (
         "pipeline/sources/files.py",

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Literal, Protocol
 
-from river.drift import ADWIN, NoDrift, PageHinkley
-
 from pipeline.config.sections import DriftSettings
 from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
@@ -46,6 +44,8 @@ def make_detector(name: str, delta: float) -> Detector:
     """Return a new detector as configured."""
     if name == "ranks":
         return RankDetector(ALARM_INTERVAL, GRACE)
+    from river.drift import ADWIN, NoDrift, PageHinkley  # a second
+
     if name == "adwin":
         return ADWIN(delta=delta, clock=1, grace_period=GRACE)
     if name == "page-hinkley":
