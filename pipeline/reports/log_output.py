@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from typing_extensions import override
 
-from pipeline.reports.terminal import own_stderr_console, stderr_console
+from pipeline.reports.terminal import LOADING, own_stderr_console, stderr_console
 from store.log_records import PROJECT
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -89,6 +89,7 @@ def write_log(level: LogLevel, *, as_json: bool) -> Iterator[None]:
     """
     handler: logging.Handler = JsonHandler() if as_json else TextHandler()
     before = PROJECT.level, PROJECT.propagate
+    handler.addFilter(lambda record: record.name != LOADING.name)  # shown by `status`, or not at all
     PROJECT.addHandler(handler)
     PROJECT.setLevel(level.upper())
     PROJECT.propagate = False  # else a handler that another library gave to the root writes every line again

@@ -30,4 +30,5 @@ def report_layers(source: str, layers: Sequence[Layer]) -> Iterator[Layer]:
             reported = now
         yield layer
     if reported > began:
+        PROGRESS.info("checking %s", name)
         LOG.info("loaded %s in %.0f s", name, monotonic() - began)

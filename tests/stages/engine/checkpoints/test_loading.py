@@ -32,11 +32,15 @@ def texts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 def test_the_share_and_the_time_left_are_reported(texts: Texts):
     reports = ["loading large: 25%, 9 s left", "loading large: 50%, 6 s left", "loading large: 75%, 3 s left"]
-    assert texts(3.0) == [*reports, "loaded large in 12 s"]
+    assert texts(3.0) == [*reports, "checking large", "loaded large in 12 s"]
 
 
 def test_reports_are_a_second_apart(texts: Texts):
-    assert texts(0.6, "a/folder-1.5b/") == ["loading folder-1.5b: 50%, 1 s left", "loaded folder-1.5b in 2 s"]
+    assert texts(0.6, "a/folder-1.5b/") == [
+        "loading folder-1.5b: 50%, 1 s left",
+        "checking folder-1.5b",
+        "loaded folder-1.5b in 2 s",
+    ]
 
 
 def test_what_loads_in_a_moment_is_not_reported(texts: Texts):
