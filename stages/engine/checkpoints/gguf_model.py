@@ -205,10 +205,10 @@ def attach_codes(file: GgufFile, model: Any) -> None:
             continue
         tied = name == "lm_head" and config.tie_word_embeddings
         (source, *others) = _source_names(file, config, embedding if tied else f"{name}.weight")
-        groups = None if others or source not in file.tensors else file.tensors[source].read_groups()
-        if groups is not None:
-            order = _order_rows(file, config, source, len(groups.codes_OI))
-            attach_groups(linear, groups if order is None else groups.take(order))
+        tensor = None if others else file.tensors.get(source)
+        stored = None if tensor is None else tensor.map_matrix(_order_rows(file, config, source, tensor.shape[0]))
+        if stored is not None:
+            attach_groups(linear, stored)
 
 
 def make_config(file: GgufFile) -> Any:

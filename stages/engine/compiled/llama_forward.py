@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from stages.engine.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights, CompiledPart
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
-from stages.engine.compiled.llvm.vector_math import sizes_of_group
+from stages.engine.compiled.llvm.vector_math import INPUT_SUMS, InputSum, sizes_of_group
 from stages.engine.compiled.packing import PackedMatrix
 from stages.engine.compiled.products import COLUMNS
 from stages.engine.compiled.program import CompiledSteps, Integers
@@ -28,7 +28,6 @@ from stages.engine.quantisation.groups import GROUP
 
 HEAD_STEPS = 2  # the last norm and the output layer, left out where no logits are wanted
 SHARES = 8  # chunks of a product: some for each of a few threads
-_TYPES = {32: torch.float32, 16: torch.int16, 8: torch.int8}  # of inputs, by their bits
 KEYS_AT_A_TIME = 256  # by which the memory of attention scores grows
 
 
@@ -119,7 +118,7 @@ class _Buffers:
         self.added = torch.empty(rows, shape.width)  # what is normalised before it is added to the state
         self.opened = torch.empty(rows, 2 * shape.inner)
         self.inputs = torch.empty(rows, widest)
-        self.input_sums = torch.empty(rows, 4 * widest // GROUP)  # enough for all kinds of inputs
+        self.input_sums = torch.empty(rows, widest // GROUP, INPUT_SUMS)
         # Per thread: the scores of the heads that share keys, and a line with a number for each of them.
         self.score_size = self.keys + VECTOR_SIZE  # the last vector may end later
         self.scores = torch.empty(self.threads, shape.heads // shape.key_heads + 1, self.score_size)
@@ -128,11 +127,12 @@ class _Buffers:
     def read_inputs(self, rows: int, product: PackedMatrix) -> Tensor:
         """Return a copy of the inputs of the last product, as it has read them (N, I)."""
         kind, groups = product.kind, rows * product.groups
-        stored = self.inputs.view(-1).view(_TYPES[kind.input_bits])[: groups * GROUP]
         if not kind.rounds:
-            return stored.view(rows, -1).clone()
-        sums = self.input_sums.view(-1)[: groups * sizes_of_group(kind.input_bits)[1] // 4].view(groups, -1)
-        return (stored.view(groups, GROUP) * sums[:, :1]).view(rows, -1)
+            return self.inputs.view(-1)[: groups * GROUP].view(rows, -1).clone()
+        size, _ = sizes_of_group(kind.input_bits)
+        low_GX, *high = self.inputs.view(-1).view(torch.int8)[: groups * size].view(groups, -1, GROUP).float().unbind(1)
+        scales_G1 = self.input_sums.view(-1, INPUT_SUMS)[:groups, InputSum.SCALE, None]
+        return (sum((256 * one for one in high), low_GX) * scales_G1).view(rows, -1)
 
 
 @dataclass
@@ -213,8 +213,7 @@ class TableWriter:
             Field.INPUTS: self.buffers.inputs.data_ptr(),
             Field.INPUT_SUMS: self.buffers.input_sums.data_ptr(),
             Field.MATRIX: matrix.data.data_ptr(),
-            Field.SCALES: matrix.scales_BGL.data_ptr(),
-            Field.MINIMA: matrix.minima_BGL.data_ptr(),
+            Field.SCALES: matrix.scales.data_ptr(),
             Field.BIAS: _address(matrix.bias_O),
             Field.OUTPUTS: outputs,
             Field.GROUPS: matrix.groups,

@@ -13,13 +13,12 @@ from typing_extensions import override
 
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS
-from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices, widen_codes
-from stages.engine.compiled.products import ProductKind
+from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices
+from stages.engine.compiled.products import NUMBER_BITS, ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
 from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
 from stages.engine.forward_pass.kernels import Matrix, read_matrix
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
-from stages.engine.quantisation.groups import GroupedMatrix
 from stages.engine.quantisation.modules import (
     QUANTISED_BITS,
     count_weights,
@@ -150,7 +149,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         if output.kind not in self._compiled:
             kinds = self._kinds | {output.kind}
             if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16
-                kinds |= {ProductKind(16), ProductKind(32)}
+                kinds |= {ProductKind(form) for form in NUMBER_BITS}
             self._compiled[output.kind] = compile_steps(self.shape, kinds)
         return self._compiled[output.kind]
 
@@ -164,7 +163,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     def make_output_layer(self, ids: Tensor | None) -> PackedMatrix:  # type: ignore[override] # see `layers`
         """Pack the output layer, or its rows of these ids only. It is never quantised here."""
         head = self.model.lm_head
-        matrix = read_matrix(head, _widen(find_attached(head)))
+        matrix = read_matrix(head, find_attached(head))
         (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
         return packed
 
@@ -216,7 +215,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         """Return the matrix of a module, with the codes that it has or that it is quantised to."""
         bits = QUANTISED_BITS.get(self._format)
         groups = find_groups(linear, bits, quantise=not has_groups(self.model)) if bits else find_attached(linear)
-        return read_matrix(linear, _widen(groups))
+        return read_matrix(linear, groups)
 
     @override
     def _head_norm(self, attention: Any, name: str) -> Tensor | None:
@@ -225,7 +224,3 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
         return pack_matrices(parts, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
-
-
-def _widen(groups: GroupedMatrix | None) -> GroupedMatrix | None:
-    return None if groups is None else widen_codes(groups)

@@ -1,22 +1,32 @@
 """Matrices in the layout that compiled products read (`stages/engine/compiled/products.py`).
 
-Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L outputs of a block.
+Shapes: O outputs, I inputs, G groups of inputs, X bytes of an output, B blocks of outputs, L outputs of a block.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
-from stages.engine.compiled.products import COLUMNS, ProductKind
+from stages.engine.compiled.codes import CODE_TYPES, WORD
+from stages.engine.compiled.llvm.emitter import LINE, VECTOR_SIZE
+from stages.engine.compiled.products import COLUMNS, NUMBER_BITS, ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
-from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+from stages.engine.quantisation.groups import GROUP
+from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
+LARGE_PAGE, TOGETHER = 2 << 20, 64 << 20  # bytes of a large page, and of what is reserved at once
+NO_SCALES = torch.empty(0)
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -26,9 +36,8 @@ class PackedMatrix:
     kind: ProductKind  # how it is stored
     outputs: int  # number of outputs, without the padding of the last block
     groups: int
-    data: Tensor  # its codes or numbers
-    scales_BGL: Tensor  # of codes; G is twice as large where a group has two scales; empty without any
-    minima_BGL: Tensor
+    data: Tensor  # words with its codes, or its numbers
+    scales: Tensor  # of blocks of inputs; empty without any
     bias_O: Tensor | None  # float32, padded; None without one
 
     @property
@@ -46,91 +55,119 @@ def can_pack_inputs(inputs: int) -> bool:
     return inputs > 0 and inputs % GROUP == 0
 
 
-def widen_codes(groups: GroupedMatrix) -> GroupedMatrix | None:
-    """Return the same weights with codes of the next number of bits that products read, the code of 0 in the middle if
-    it is there. None if no product reads them: groups of 16 that have minima.
-    """
-    if groups.size < GROUP and not is_centred(groups):
-        return None
-    bits = 4 if groups.bits <= 4 else 8
-    added = (1 << bits - 1) - (1 << groups.bits - 1) if is_centred(groups) else 0
-    minimum_OG = groups.minimum_OG - added * groups.scale_OG
-    return GroupedMatrix(groups.codes_OI + added, groups.scale_OG, minimum_OG, bits)
-
-
-def is_centred(groups: GroupedMatrix) -> bool:
-    """Check whether the code in the middle of the range stands for 0 in all groups."""
-    return torch.equal(groups.minimum_OG, -(1 << groups.bits - 1) * groups.scale_OG)
-
-
 def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMatrix]:
     """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike."""
-    runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
-    filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
-    if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs
-        runs = [join_matrices([part.without_codes() for part in parts])]
-    return [pack_matrix(run.weight_OI, run.bias_O, run.groups, input_bits=input_bits) for run in runs]
+    forms = [None if part.codes is None else _name_form(part.codes) for part in parts]
+    if None in forms or not _fill_blocks([part.weight_OI.shape[0] for part in parts], forms):
+        numbers = join_matrices([part.without_codes() for part in parts])  # which read other inputs
+        return [pack_matrix(numbers, input_bits=input_bits)]
+    packed = []
+    for form, run in groupby(zip(parts, forms, strict=True), key=itemgetter(1)):
+        own = [part for part, _ in run]
+        biases = [part.bias_O for part in own if part.bias_O is not None]
+        rows = [_read_rows(part.codes) for part in own if part.codes is not None]
+        packed.append(_pack_codes(form or "", rows, torch.cat(biases) if biases else None, input_bits))
+    return packed
 
 
-def _describe_codes(matrix: Matrix) -> tuple[int, int, bool] | None:
-    """Return what the codes of matrices that are stored alike have in common; None without codes."""
-    groups = matrix.groups
-    return None if groups is None else (groups.bits, groups.size, is_centred(groups))
+def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
+    """Check whether the outputs of what is packed as one fill the blocks before others follow."""
+    ends = [place for place in range(1, len(forms)) if forms[place] != forms[place - 1]]
+    return all(sum(outputs[:end]) % BLOCK == 0 for end in ends)
 
 
-def pack_matrix(
-    weight_OI: Tensor, bias_O: Tensor | None, groups: GroupedMatrix | None, *, input_bits: int
-) -> PackedMatrix:
+def pack_matrix(matrix: Matrix, *, input_bits: int) -> PackedMatrix:
     """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them.
 
     Args:
-        weight_OI: weights, whose inputs `can_pack_inputs`.
-        groups: codes of these weights, as `widen_codes` returns them.
+        matrix: its number of inputs is one of which `can_pack_inputs` is true.
         input_bits: 32, or those that inputs are rounded to; numbers that are no codes are multiplied unrounded.
     """
-    bias = None if bias_O is None else _pad(bias_O.float()).contiguous()
+    if matrix.codes is not None:
+        return _pack_codes(_name_form(matrix.codes), [_read_rows(matrix.codes)], matrix.bias_O, input_bits)
+    weight_OI = matrix.weight_OI
     outputs, inputs = weight_OI.shape
-    if groups is None:
-        short_OI = weight_OI.bfloat16()
-        exact = torch.equal(short_OI.to(weight_OI.dtype), weight_OI)
-        numbers_OI = short_OI if exact else weight_OI.float()
-        data = _pad(numbers_OI).view(-1, VECTOR_SIZE, inputs).transpose(1, 2).contiguous()
-        nothing = torch.empty(0)
-        return PackedMatrix(ProductKind(16 if exact else 32), outputs, inputs // GROUP, data, nothing, nothing, bias)
-    signed = is_centred(groups)
-    stored = [groups.scale_OG] if signed else [groups.scale_OG, groups.minimum_OG]
-    wide = not all(torch.equal(values.half().float(), values) for values in stored)
-    scales, minima = (
-        _pad(one_OG.to(torch.float32 if wide else torch.float16)).unflatten(0, (-1, VECTOR_SIZE)).mT.contiguous()
-        for one_OG in (groups.scale_OG, torch.empty(0, 1) if signed else groups.minimum_OG)
-    )
-    kind = ProductKind(groups.bits, wide, input_bits, signed, GROUP // groups.size)
-    middle = 1 << groups.bits - 1 if signed and input_bits > 8 else 0
-    data = pack_codes(_pad(groups.codes_OI ^ middle), groups.bits, 8 if input_bits == 8 else 16)
-    return PackedMatrix(kind, outputs, inputs // GROUP, data, scales, minima, bias)
+    short_OI = weight_OI.bfloat16()
+    exact = torch.equal(short_OI.to(weight_OI.dtype), weight_OI)
+    numbers_OI = short_OI if exact else weight_OI.float()
+    missing = -outputs % BLOCK
+    padded_OI = functional.pad(numbers_OI, [0, 0, 0, missing]) if missing else numbers_OI
+    data = padded_OI.view(-1, VECTOR_SIZE, inputs).transpose(1, 2).contiguous()
+    form = next(name for name, bits in NUMBER_BITS.items() if bits == 8 * data.itemsize)
+    return PackedMatrix(ProductKind(form), outputs, inputs // GROUP, data, NO_SCALES, _pad_bias(matrix.bias_O))
 
 
-def pack_codes(codes_OI: Tensor, bits: int, part: int = 16) -> Tensor:
-    """Return codes as numbers of 32 bits (B, G, vectors, L), so that a shift and a mask give consecutive inputs' codes,
-    each in a part of the number: of the inputs in one, the even ones are in its low half and the odd ones in its high
-    half, or every fourth is in the same byte.
-
-    >>> codes_OI = torch.arange(GROUP).repeat(VECTOR_SIZE, 1).to(torch.uint8) % 16
-    >>> hex(pack_codes(codes_OI, 4)[0, 0, 0, 0])
-    '0x75316420'
-    >>> hex(pack_codes(codes_OI, 4, 8)[0, 0, 0, 0])
-    '0x73625140'
-    """
-    inputs, parts = 32 // bits, 32 // part
-    blocks = codes_OI.view(-1, VECTOR_SIZE, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs)
-    packed = torch.zeros(blocks.shape[:4], dtype=torch.int32)
-    for number in range(inputs):
-        place = number % parts * part + number // parts * bits
-        packed |= blocks[..., number].to(torch.int32) << place
-    return packed.permute(0, 2, 3, 1).contiguous()
+def _name_form(codes: Codes) -> str:
+    if isinstance(codes, StoredMatrix):
+        return codes.kind
+    return "GROUPS4" if codes.bits == 4 else "GROUPS8"
 
 
-def _pad(values_OX: Tensor) -> Tensor:
-    """Fill the last blocks of outputs with zeros."""
-    missing = -len(values_OX) % BLOCK
-    return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX
+def _read_rows(codes: Codes) -> Bytes:
+    """Return the blocks of all outputs: those of the file, or such as a file would hold of what was quantised here."""
+    if isinstance(codes, StoredMatrix):
+        return codes.rows_OX if codes.order_O is None else codes.rows_OX[codes.order_O.numpy()]
+    codes_OGX = codes.codes_OI.unflatten(1, (-1, GROUP))
+    if codes.bits == 4:
+        low_OGX, high_OGX = codes_OGX.unflatten(2, (2, -1)).unbind(2)
+        codes_OGX = low_OGX | high_OGX << 4
+    scales_OGX = torch.stack([codes.scale_OG, codes.minimum_OG], dim=2).view(torch.uint8)
+    return np.asarray(torch.cat([scales_OGX, codes_OGX], dim=2).flatten(1))
+
+
+def _pack_codes(form: str, parts: Sequence[Bytes], bias_O: Tensor | None, input_bits: int) -> PackedMatrix:
+    """Pack matrices of one type as one, given the blocks of all outputs."""
+    kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
+    outputs, blocks = sum(map(len, parts)), parts[0].shape[1] // codes.size
+    padded = -(-outputs // BLOCK) * BLOCK
+    number = np.dtype(np.int32 if codes.wide else np.int16)
+    words_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
+    scales_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
+    begin = 0
+    if padded > outputs or any(len(part) % VECTOR_SIZE for part in parts):
+        filling = np.zeros((padded - outputs, parts[0].shape[1]), np.uint8)
+        parts = [np.concatenate([*parts, filling])]
+    for part in parts:
+        end = begin + len(part) // VECTOR_SIZE
+        blocks_BLGX = part.reshape(-1, VECTOR_SIZE, blocks, codes.size)
+        words_BLGX = blocks_BLGX[..., codes.first : codes.first + codes.words * WORD].view(np.int32)
+        words_BGXL[begin:end] = words_BLGX.transpose(0, 2, 3, 1)
+        for place, first in enumerate(codes.scales):
+            scales_BLG = blocks_BLGX[..., first : first + number.itemsize].view(number)[..., 0]
+            scales_BGXL[begin:end, :, place] = scales_BLG.transpose(0, 2, 1)
+        begin = end
+    data, scales = torch.from_numpy(words_BGXL), torch.from_numpy(scales_BGXL)
+    return PackedMatrix(kind, outputs, blocks * codes.groups, data, scales, _pad_bias(bias_O))
+
+
+def _pad_bias(bias_O: Tensor | None) -> Tensor | None:
+    if bias_O is None:
+        return None
+    return functional.pad(bias_O.float(), [0, -len(bias_O) % BLOCK]).contiguous()
+
+
+class _Memory:
+    """Memory in large pages, of which matrices take parts: a processor finds and prefetches those faster."""
+
+    def __init__(self) -> None:
+        self._free: Array = np.empty(0, np.uint8)
+
+    def reserve(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+        """Return an array with nothing in it, which begins a line of the cache."""
+        size = math.prod(shape) * kind.itemsize
+        reserved = -(-size // LINE) * LINE
+        if reserved > len(self._free):
+            self._free = _map_memory(max(reserved, TOGETHER))
+        own, self._free = self._free[:size], self._free[reserved:]
+        return own.view(kind).reshape(shape)
+
+
+def _map_memory(size: int) -> Array:
+    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    return whole[-whole.ctypes.data % LARGE_PAGE :][:size]
+
+
+_MEMORY = _Memory()

@@ -1,26 +1,26 @@
 """Products of a few rows with a matrix, from its stored form: codes in groups, or numbers of 16 or 32 bits.
 
-A block of `VECTOR_SIZE` outputs is computed at once, one output per number of a vector. Their codes are stored input by
-input, so that a vector holds the same input's codes of all outputs: the codes are unpacked once for up to `TILE` rows.
-Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inputs)`; signed codes have no minimum, and
-where a group has two scales, one for each half, it is two such sums.
+A block of `VECTOR_SIZE` outputs is computed at once, one output per number of a vector. A vector holds codes of the
+same four inputs of all outputs (`codes.py`), or the numbers of one input: they are unpacked once for up to `TILE` rows.
+Of a group, a row's sum is `scale * ((codes - middle) . inputs) + minimum * (sum of the inputs)`.
 
 The sums of a row are added in the same order for every number of rows, so a row has the same bits alone and in any
-batch. With inputs of 16 or 8 bits the products of a group are sums of integers, two or four at a time.
+batch. With inputs of 16 or 8 bits the products of a group are sums of integers, four at a time. A processor multiplies
+bytes: an input of 16 bits is two of them, whose sums are joined.
 
-Shapes: N rows, O outputs, I inputs, G groups of inputs, B blocks of outputs.
+Shapes: N rows, O outputs, I inputs, B blocks of outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 from llvmlite import ir
 
+from stages.engine.compiled.codes import CODE_TYPES, VECTORS, WORD, Block, CodeType, Group
 from stages.engine.compiled.llvm.emitter import (
     FLOAT,
-    HALF,
     INT,
     INTS,
     POINTER,
@@ -31,45 +31,42 @@ from stages.engine.compiled.llvm.emitter import (
     Value,
 )
 from stages.engine.compiled.llvm.machine import Features
-from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, sizes_of_group
+from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, InputSum, sizes_of_group
 from stages.engine.compiled.steps import Field, Header
 from stages.engine.quantisation.groups import GROUP
 
-COLUMNS = 2  # blocks that are computed together, so that an input is loaded once for both
-TILE = 6  # rows that share the unpacking of codes: the sums of all rows and blocks fit the 32 registers of AVX-512
+COLUMNS = 2  # blocks that are computed together: a processor reads several parts of the memory faster than one
+TILE = 4  # rows that share the unpacking of codes: the sums of all rows and blocks fit the 32 registers of AVX-512
 NARROW_TILE = 2  # with 16 registers of half the size
-CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
+MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
+STEP = 8  # groups that are unpacked, and then multiplied with all rows
 BYTES = 4 * VECTOR_SIZE  # of a vector
-AHEAD = 2048  # bytes between what is multiplied and what is prefetched: a processor prefetches the next lines only
-
-
-@dataclass(frozen=True)
-class _Column:
-    """Addresses of a block's codes, scales and minima."""
-
-    codes: Value
-    scales: Value
-    minima: Value
+FEW = 2  # rows whose products are added while codes are in registers
+CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
+AHEAD = 4096  # bytes between what is multiplied and what is prefetched: a processor prefetches the next lines only
+NUMBER_BITS = {"bfloat16": 16, "float32": 32}
 
 
 @dataclass(frozen=True)
 class ProductKind:
     """How a matrix is stored, and how its inputs are."""
 
-    bits: int  # of a code: 4 or 8; of a number: 16 (bfloat16) or 32
-    wide_scales: bool = False  # whether scales and minima have 32 bits instead of 16
+    form: str  # a key of `CODE_TYPES` or `NUMBER_BITS`
     input_bits: int = FLOAT_BITS  # 32, or 16 or 8 if inputs are rounded, with one scale per group
-    # whether the code in the middle stands for 0, and no minima are stored. Codes are signed numbers then, but
-    # for inputs of 8 bits, with which processors multiply unsigned ones.
-    signed: bool = False
-    scales: int = 1  # per group and output: 1, or 2 of signed codes
 
     @property
     def name(self) -> str:
         """The name of its function."""
-        wide, halves = self.wide_scales, self.scales == 2
-        parts = {"signed": self.signed, "halves": halves, "wide": wide, f"inputs{self.input_bits}": self.rounds}
-        return "_".join([f"product{self.bits}", *(part for part, applies in parts.items() if applies)])
+        return f"product_{self.form}_{self.input_bits}"
+
+    @property
+    def codes(self) -> CodeType | None:
+        return CODE_TYPES.get(self.form)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code or number."""
+        return NUMBER_BITS[self.form] if self.codes is None else self.codes.bits
 
     @property
     def rounds(self) -> bool:
@@ -77,8 +74,15 @@ class ProductKind:
 
     @property
     def has_groups(self) -> bool:
-        """Whether it has codes with scales and minima."""
-        return self.bits <= 8
+        """Whether it has codes."""
+        return self.codes is not None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the words or numbers and of the scales of a packed block."""
+        if self.codes is None:
+            return GROUP * VECTOR_SIZE * self.bits // 8, 0
+        return self.codes.words * WORD * VECTOR_SIZE, self.codes.scale_bytes * VECTOR_SIZE
 
 
 def emit_product(module: ir.Module, kind: ProductKind, features: Features) -> None:
@@ -86,6 +90,16 @@ def emit_product(module: ir.Module, kind: ProductKind, features: Features) -> No
     emit = Emitter(module, kind.name, WORK)
     _Product(emit, kind, features).emit_blocks()
     emit.finish()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is computed of a product at a time."""
+
+    block: Value  # the first of `COLUMNS` blocks
+    first: Value  # the first row
+    begin: Value  # the first group
+    groups: Value  # how many: at most `STEP`
 
 
 class _Product:
@@ -100,109 +114,259 @@ class _Product:
         self._rows = emit.builder.select(wanted, emit.field(header, Header.WANTED), self._rows)
         self._groups = emit.field(step, Field.GROUPS)
         self._tile = TILE if features.wide_registers else NARROW_TILE
-        self._group_bytes = kind.bits * GROUP * VECTOR_SIZE // 8
-        self._scale_bytes = VECTOR_SIZE * (4 if kind.wide_scales else 2)
-        self._ahead = AHEAD // self._group_bytes
-        self._vectors = kind.bits * GROUP // 32 // kind.scales  # of codes that share a scale
-        self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(COLUMNS * self._tile)]
+        self._word_bytes, self._scale_bytes = kind.sizes
+        self._scales, self._middle = (kind.codes.parts, kind.codes.middle) if kind.codes else (0, 0)
+        self._matrix, self._matrix_scales = (emit.pointer(step, field) for field in (Field.MATRIX, Field.SCALES))
+        self._inputs, self._input_sums = (emit.pointer(step, field) for field in (Field.INPUTS, Field.INPUT_SUMS))
+        self._totals = emit.reserve(MOST * COLUMNS)
+        # What is unpacked: of each block the codes of `STEP` groups, and their scales and minima.
+        self._factors = self._scales if self._middle else 2 * self._scales  # of a group
+        self._codes, self._scales_and_minima = (
+            emit.reserve(COLUMNS * STEP * count) for count in (VECTORS, self._factors)
+        )
 
     def emit_blocks(self) -> None:
-        """Emit the loop over groups of blocks, and over tiles of rows within."""
+        """Emit the loop over groups of blocks, and over some rows within."""
         emit = self._emit
-        rest = emit.remainder(self._rows, self._tile)
-        whole = emit.subtract(self._rows, rest)
+        few = FEW if self._features.wide_registers and self._kind.rounds and self._kind.has_groups else 0
         with emit.loop(self._begin, self._end) as item:
             block = emit.multiply(item, COLUMNS)
-            with emit.loop(0, whole, self._tile) as row:
-                self._emit_tile(block, row, self._tile)
-            emit.switch(rest, {rows: partial(self._emit_tile, block, whole, rows) for rows in range(1, self._tile)})
+            with emit.builder.if_else(emit.builder.icmp_signed("<=", self._rows, emit.long(few))) as branches:
+                with branches[0]:
+                    emit.switch(self._rows, {rows: partial(self._emit_few, block, rows) for rows in range(1, few + 1)})
+                with branches[1], emit.loop(0, self._rows, MOST) as first:
+                    self._emit_rows(block, first, emit.smaller(emit.subtract(self._rows, first), MOST))
 
-    def _emit_tile(self, block: Value, row: Value, rows: int) -> None:
-        """Emit the sums of some rows and blocks over all groups, and their outputs."""
-        emit, kind = self._emit, self._kind
-        input_bytes, sum_bytes = sizes_of_group(kind.input_bits)
-        columns = [self._find_column(emit.add(block, number)) for number in range(COLUMNS)]
-        all_inputs, all_sums = emit.pointer(self._fields, Field.INPUTS), emit.pointer(self._fields, Field.INPUT_SUMS)
-        starts = [emit.multiply(emit.add(row, number), self._groups) for number in range(rows)]
-        inputs = [emit.offset(all_inputs, start, input_bytes) for start in starts]
-        input_sums = [emit.offset(all_sums, start, sum_bytes) for start in starts]
-        totals = [self._sums[number * self._tile :][:rows] for number in range(COLUMNS)]
+    def _emit_few(self, block: Value, rows: int) -> None:
+        """Emit the outputs of few rows, whose products are added while codes are in registers."""
+        emit, kind = self._emit, self._kind.codes
+        assert kind is not None
+        input_bytes, sum_bytes = sizes_of_group(self._kind.input_bits)
+        totals = [[emit.variable(VECTOR, emit.floats(0.0)) for _ in range(rows)] for _ in range(COLUMNS)]
         for total in chain(*totals):
             emit.set(total, emit.floats(0.0))
-        with emit.loop(0, self._groups) as group:
-            for column in columns if kind.bits < 32 else ():  # reading numbers of 32 bits takes all of the memory
-                self._prefetch(column, emit.add(group, self._ahead))
-            codes = [emit.offset(column.codes, group, self._group_bytes) for column in columns]
-            own = [emit.offset(start, group, input_bytes) for start in inputs]
-            multiply = self._multiply_codes if kind.rounds else self._multiply_numbers
-            sums = [emit.offset(start, group, sum_bytes) for start in input_sums]
-            for part in range(kind.scales):
-                place = emit.add(emit.multiply(group, kind.scales), part)
-                for column, own_totals, products in zip(columns, totals, multiply(codes, own, part), strict=True):
-                    self._add_products(column, place, own_totals, products, sums, part)
-        for number, own_totals in enumerate(totals):
-            for place, total in enumerate(own_totals):
-                self._store_outputs(emit.add(block, number), emit.add(row, place), emit.get(total, VECTOR))
+        count = emit.divide(self._groups, kind.groups)
+        with emit.loop(0, count) as place:
+            firsts = [emit.multiply(emit.add(block, column), count) for column in range(COLUMNS)]
+            columns = [self._read_block(kind, emit.add(first, place)) for first in firsts]
+            begin = emit.multiply(place, kind.groups)
+            starts = [emit.add(emit.multiply(self._groups, row), begin) for row in range(rows)]
+            for number, groups in enumerate(zip(*columns, strict=True)):
+                inputs, sums = (
+                    [emit.offset(address, emit.add(start, number), size) for start in starts]
+                    for address, size in ((self._inputs, input_bytes), (self._input_sums, sum_bytes))
+                )
+                self._add_groups(totals, groups, inputs, sums)
+        for column, own in enumerate(totals):
+            for row, total in enumerate(own):
+                self._store_outputs(emit.add(block, column), emit.long(row), emit.get(total, VECTOR))
 
-    def _find_column(self, block: Value) -> "_Column":
-        emit, first = self._emit, self._emit.multiply(block, self._groups)
-        scales, minima = (
-            emit.offset(emit.pointer(self._fields, field), emit.multiply(first, self._kind.scales), self._scale_bytes)
-            for field in (Field.SCALES, Field.MINIMA)
-        )
-        return _Column(emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes), scales, minima)
+    def _emit_rows(self, block: Value, first: Value, count: Value) -> None:
+        """Emit the sums of some rows and blocks over all groups, and their outputs."""
+        emit = self._emit
+        with emit.loop(0, emit.multiply(count, COLUMNS)) as place:
+            emit.store(emit.floats(0.0), emit.offset(self._totals, place, BYTES), 64)
+        with emit.loop(0, self._groups, STEP) as begin:
+            part = _Part(block, first, begin, emit.smaller(emit.subtract(self._groups, begin), STEP))
+            self._unpack(part)
+            with emit.loop(0, COLUMNS) as column:
+                self._emit_tiles_of_rows(part, column, count)
+        with emit.loop(0, count) as row, emit.loop(0, COLUMNS) as column:
+            total = emit.load(self._place_total(row, column), VECTOR, 64)
+            self._store_outputs(emit.add(block, column), emit.add(first, row), total)
 
-    def _prefetch(self, column: "_Column", group: Value) -> None:
-        """Prefetch all that is stored of a group; after the last group of a block, that is the next block's."""
-        emit, kind = self._emit, self._kind
-        emit.prefetch(emit.offset(column.codes, group, self._group_bytes), self._group_bytes)
-        if kind.has_groups:
-            size = kind.scales * self._scale_bytes
-            for address in (column.scales,) if kind.signed else (column.scales, column.minima):
-                emit.prefetch(emit.offset(address, group, size), size)
+    def _place_total(self, row: Value, column: Value) -> Value:
+        return self._emit.offset(self._totals, self._emit.add(self._emit.multiply(row, COLUMNS), column), BYTES)
 
-    def _add_products(
-        self,
-        column: "_Column",
-        place: Value,
-        totals: Sequence[Value],
-        products: Sequence[Value],
-        sums: Sequence[Value],
-        part: int,
-    ) -> None:
-        """Add the products of the codes that share the scale at a place with one block to the sums of all rows."""
-        emit, kind = self._emit, self._kind
-        if not kind.has_groups:
-            for total, product in zip(totals, products, strict=True):
-                emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
+    def _place_group(self, memory: Value, column: Value | int, group: Value, size: int) -> Value:
+        """Return where so many vectors of an unpacked group are."""
+        number = self._emit.add(self._emit.multiply(self._emit.long(STEP), column), group)
+        return self._emit.offset(memory, self._emit.multiply(number, size), BYTES)
+
+    def _unpack(self, part: _Part) -> None:
+        """Emit the unpacking of some groups of each block."""
+        emit, kind = self._emit, self._kind.codes
+        if kind is None:
             return
-        scale = self._load_scales(emit.offset(column.scales, place, self._scale_bytes))
-        minimum = None
-        if not kind.signed:
-            minimum = self._load_scales(emit.offset(column.minima, place, self._scale_bytes))
-        elif kind.input_bits == 8:
-            minimum = emit.builder.fmul(scale, emit.floats(-float(1 << kind.bits - 1)))
-        for total, product, own in zip(totals, products, sums, strict=True):
-            self._add_group(total, product, scale, minimum, own, part)
+        with emit.loop(0, emit.divide(part.groups, kind.groups)) as place:
+            blocks = []
+            for column in range(COLUMNS):
+                first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
+                blocks.append(self._read_block(kind, emit.add(emit.divide(first, kind.groups), place)))
+            for number, groups in enumerate(zip(*blocks, strict=True)):
+                group = emit.add(emit.multiply(place, kind.groups), number)
+                for column, own in enumerate(groups):
+                    self._store(self._place_group(self._codes, column, group, VECTORS), own.codes)
+                    factors = [*own.scales, *own.minima]
+                    self._store(self._place_group(self._scales_and_minima, column, group, self._factors), factors)
 
-    def _add_group(
-        self, total: Value, product: Value, scale: Value, minimum: Value | None, sums: Value, part: int
+    def _store(self, start: Value, vectors: Sequence[Value]) -> None:
+        for number, vector in enumerate(vectors):
+            self._emit.store(vector, self._emit.offset(start, number, BYTES), 64)
+
+    def _read_block(self, kind: CodeType, number: Value) -> Iterator[Group]:
+        """Prefetch what follows a packed block later, and yield its groups."""
+        emit, places = self._emit, ((self._matrix, self._word_bytes), (self._matrix_scales, self._scale_bytes))
+        words, scales = (emit.offset(address, number, size) for address, size in places)
+        for address, size in ((words, self._word_bytes), (scales, self._scale_bytes)):
+            emit.prefetch(emit.offset(address, AHEAD // size, size), size)
+        yield from kind.unpack(Block(emit, words, scales, wide=kind.wide))
+
+    def _emit_tiles_of_rows(self, part: _Part, column: Value, count: Value) -> None:
+        """Emit the products of some groups of a block, added to the sums of all rows: `TILE` rows at a time."""
+        emit = self._emit
+        rest = emit.remainder(count, self._tile)
+        whole = emit.subtract(count, rest)
+        with emit.loop(0, whole, self._tile) as row:
+            self._emit_tile(part, column, row, self._tile)
+        few = range(1, self._tile)
+        emit.switch(rest, {rows: partial(self._emit_tile, part, column, whole, rows) for rows in few})
+
+    def _emit_tile(self, part: _Part, column: Value, row: Value, rows: int) -> None:
+        """Emit the products of some groups of a block, added to the sums of some rows."""
+        emit = self._emit
+        input_bytes, sum_bytes = sizes_of_group(self._kind.input_bits)
+        numbers = [emit.add(row, number) for number in range(rows)]
+        starts = [emit.add(emit.multiply(emit.add(part.first, one), self._groups), part.begin) for one in numbers]
+        addresses = [self._place_total(number, column) for number in numbers]
+        totals = [emit.variable(VECTOR, emit.floats(0.0)) for _ in numbers]
+        for total, address in zip(totals, addresses, strict=True):
+            emit.set(total, emit.load(address, VECTOR, 64))
+        with emit.loop(0, part.groups) as group:
+            inputs = [emit.offset(self._inputs, emit.add(start, group), input_bytes) for start in starts]
+            sums = [emit.offset(self._input_sums, emit.add(start, group), sum_bytes) for start in starts]
+            if self._kind.has_groups:
+                self._add_groups([totals], [self._load_group(column, group)], inputs, sums)
+            else:
+                first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
+                self._add_numbers(totals, emit.add(first, group), inputs)
+        for total, address in zip(totals, addresses, strict=True):
+            emit.store(emit.get(total, VECTOR), address, 64)
+
+    def _load_group(self, column: Value, group: Value) -> Group:
+        """Return a group that was unpacked."""
+        codes, factors = (
+            self._load(self._place_group(memory, column, group, count), form, count)
+            for memory, count, form in ((self._codes, VECTORS, INTS), (self._scales_and_minima, self._factors, VECTOR))
+        )
+        return Group(codes, factors[: self._scales], factors[self._scales :])
+
+    def _load(self, start: Value, form: ir.Type, count: int) -> list[Value]:
+        return [self._emit.load(self._emit.offset(start, number, BYTES), form, 64) for number in range(count)]
+
+    def _add_numbers(self, totals: Sequence[Value], number: Value, inputs: Sequence[Value]) -> None:
+        """Add the products of a group of numbers in the matrix to the sums of all rows."""
+        emit = self._emit
+        start = emit.offset(self._matrix, number, self._word_bytes)
+        if self._kind.bits < 32:  # reading numbers of 32 bits takes all of the memory
+            emit.prefetch(emit.offset(start, AHEAD, 1), self._word_bytes)
+        weights = (self._read_numbers(start, place) for place in range(GROUP))
+        for total, product in zip(totals, self._multiply_numbers(weights, 0, inputs), strict=True):
+            emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
+
+    def _read_numbers(self, numbers: Value, place: int) -> Value:
+        """Return the weights of an input as float32; those of bfloat16 are the high halves."""
+        emit = self._emit
+        if self._kind.bits == 32:
+            return emit.load(emit.offset(numbers, place * VECTOR_SIZE, 4), VECTOR, 64)
+        kind = ir.VectorType(ir.IntType(16), VECTOR_SIZE)
+        short = emit.load(emit.offset(numbers, place * VECTOR_SIZE, 2), kind, 32)
+        return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
+
+    def _add_groups(
+        self, totals: Sequence[Sequence[Value]], groups: Sequence[Group], inputs: Sequence[Value], sums: Sequence[Value]
     ) -> None:
-        """Add a product, scaled, and the minimum, if there is one, times the inputs' sum."""
-        emit = self._emit
-        if self._kind.rounds:
-            scale = emit.builder.fmul(scale, emit.spread(emit.load(sums, FLOAT)))
-            sums = emit.offset(sums, 1 if self._kind.scales == 1 else 2 + part, 4)
-        value = emit.multiply_add(product, scale, emit.get(total, VECTOR))
-        if minimum is not None:
-            value = emit.multiply_add(minimum, emit.spread(emit.load(sums, FLOAT)), value)
-        emit.set(total, value)
+        """Add the products of the same group of some blocks to the sums of all rows.
 
-    def _load_scales(self, address: Value) -> Value:
+        Args:
+            totals: of each block and row.
+            inputs: address of each row's inputs of the group.
+            sums: of what is known of them, see `InputSum`.
+        """
+        multiply = self._multiply_rounded if self._kind.rounds else self._multiply_codes
+        for part in range(self._scales):
+            products = multiply(groups, part, inputs, sums)
+            for own_totals, group, own_products in zip(totals, groups, products, strict=True):
+                for total, product, own in zip(own_totals, own_products, sums, strict=True):
+                    self._emit.set(total, self._add_product(group, part, product, own, self._emit.get(total, VECTOR)))
+
+    def _add_product(self, group: Group, part: int, product: Value, sums: Value, total: Value) -> Value:
+        """Return a row's total plus its product with the codes of a group's part."""
+        emit, scale = self._emit, group.scales[part]
+        if self._kind.rounds:
+            scale = emit.builder.fmul(scale, self._spread(sums, InputSum.SCALE, FLOAT))
+        value = emit.multiply_add(product, scale, total)
+        if group.minima:
+            own = self._spread(sums, InputSum.SUM + self._number_sum(part), FLOAT)
+            value = emit.multiply_add(group.minima[part], own, value)
+        return value
+
+    def _number_sum(self, part: int) -> int:
+        """Return which of the inputs' sums is that of a group's part."""
+        return 0 if self._scales == 1 else 1 + part
+
+    def _find_centre(self, part: int, sums: Value) -> Value:
+        """Return what is added to a row's products of codes for their middle."""
+        if not self._middle:
+            return self._emit.ints(0)
+        minus = self._spread(sums, InputSum.MINUS_CODES + self._number_sum(part), INT)
+        return self._emit.builder.shl(minus, self._emit.ints(self._middle.bit_length() - 1))
+
+    def _join_sums(self, low: Value, high: Value | None = None) -> Value:
+        """Return in float32 the products of inputs, given those of their lower bytes and those of their higher ones."""
+        build = self._emit.builder
+        total = low if high is None else build.add(low, build.shl(high, self._emit.ints(8)))
+        return build.sitofp(total, VECTOR)
+
+    def _spread(self, start: Value, number: int, kind: ir.Type) -> Value:
+        """Return copies of a number of 32 bits."""
+        return self._emit.spread(self._emit.load(self._emit.offset(start, number, 4), kind))
+
+    def _multiply_rounded(
+        self, groups: Sequence[Group], part: int, inputs: Sequence[Value], sums: Sequence[Value]
+    ) -> list[list[Value]]:
+        """Return each block's and row's products with the codes of a group's part: sums of integers, in float32."""
+        emit, size = self._emit, VECTORS // self._scales
+        centres, planes = [self._find_centre(part, own) for own in sums], range(self._kind.input_bits // 8)
+        totals = [[[emit.ints(0) if plane else centre for plane in planes] for centre in centres] for _ in groups]
+        for number in range(part * size, (part + 1) * size):
+            for row, start in enumerate(inputs):
+                for plane in planes:
+                    few = self._spread(start, plane * VECTORS + number, INT)
+                    for group, rows in zip(groups, totals, strict=True):
+                        own = rows[row]
+                        own[plane] = self._features.add_dot(emit, own[plane], group.codes[number], few)
+        return [[self._join_sums(*own) for own in rows] for rows in totals]
+
+    def _multiply_codes(
+        self, groups: Sequence[Group], part: int, inputs: Sequence[Value], sums: Sequence[Value]
+    ) -> list[list[Value]]:
+        """Return each block's and row's products with the codes of a group's part, in float32."""
+        size = GROUP // self._scales
+        numbers = range(part * size, (part + 1) * size)
+        weights = ((self._number_code(group, number) for number in numbers) for group in groups)
+        return [list(self._multiply_numbers(own, numbers[0], inputs)) for own in weights]
+
+    def _multiply_numbers(self, weights: Iterable[Value], first: int, inputs: Sequence[Value]) -> Iterator[Value]:
+        """Yield each row's products with the weights of consecutive inputs."""
         emit = self._emit
-        if self._kind.wide_scales:
-            return emit.load(address, VECTOR, 64)
-        return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, VECTOR_SIZE), 32), VECTOR)
+        chains: list[list[Value]] = [[] for _ in inputs]
+        for number, weight in enumerate(weights, first):
+            for start, own in zip(inputs, chains, strict=True):
+                value = self._spread(start, number, FLOAT)
+                if len(own) < CHAINS:
+                    own.append(emit.builder.fmul(weight, value))
+                else:  # the oldest comes next
+                    own.append(emit.multiply_add(weight, value, own.pop(0)))
+        for own in chains:
+            yield emit.builder.fadd(*own)
+
+    def _number_code(self, group: Group, number: int) -> Value:
+        """Return the codes of an input in float32."""
+        emit, (vector, place) = self._emit, divmod(number, WORD)
+        shifted = emit.builder.lshr(group.codes[vector], emit.ints(8 * place))
+        code = emit.builder.and_(shifted, emit.ints(255))
+        return emit.builder.sitofp(emit.builder.sub(code, emit.ints(self._middle)), VECTOR)
 
     def _store_outputs(self, block: Value, row: Value, outputs: Value) -> None:
         """Add the bias, multiply by the factor, add what the outputs are added to, and store them."""
@@ -220,99 +384,3 @@ class _Product:
         with build.if_then(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
         emit.store(emit.get(value, VECTOR), address)
-
-    def _multiply_numbers(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
-        """Return, per block and row, the products of weights or codes of a group's part with the inputs, in float32."""
-        emit = self._emit
-        unpacked = [self._unpack_numbers(codes, part) for codes in columns]
-        chains: list[list[list[Value]]] = [[[] for _ in inputs] for _ in columns]
-        for own in zip(*unpacked, strict=True):
-            for row, start in enumerate(inputs):
-                value = emit.spread(emit.load(emit.offset(start, own[0][0], 4), FLOAT))
-                for (_, weights), rows in zip(own, chains, strict=True):
-                    sums = rows[row]
-                    if len(sums) < CHAINS:
-                        sums.append(emit.builder.fmul(weights, value))
-                    else:  # the oldest comes next
-                        sums.append(emit.multiply_add(weights, value, sums.pop(0)))
-        return [[emit.builder.fadd(*sums) for sums in rows] for rows in chains]
-
-    def _unpack_numbers(self, codes: Value, part: int) -> Sequence[tuple[int, Value]]:
-        """Yield the number of every input of a group's part and its weights or codes as a vector of float32."""
-        emit, bits = self._emit, self._kind.bits
-        if bits == 32:
-            return [(place, emit.load(emit.offset(codes, place, BYTES), VECTOR, 64)) for place in range(GROUP)]
-        if bits == 16:
-            return [(place, self._widen(emit.offset(codes, place, BYTES // 2))) for place in range(GROUP)]
-        unpacked = []
-        for vector in self._list_vectors(part):
-            packed = emit.load(emit.offset(codes, vector, BYTES), INTS, 64)
-            places = range(32 // bits)
-            unpacked += [(_input_of(vector, place, bits), self._number_code(packed, place)) for place in places]
-        return unpacked
-
-    def _list_vectors(self, part: int) -> range:
-        return range(part * self._vectors, (part + 1) * self._vectors)
-
-    def _widen(self, address: Value) -> Value:
-        """Load numbers of bfloat16: the high halves of float32."""
-        emit = self._emit
-        short = emit.load(address, ir.VectorType(ir.IntType(16), VECTOR_SIZE), 32)
-        return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
-
-    def _number_code(self, packed: Value, place: int) -> Value:
-        """Return the codes at a place of each packed number as float32."""
-        emit, build, bits, signed = self._emit, self._emit.builder, self._kind.bits, self._kind.signed
-        if bits == 4 and self._features.wide_registers:  # by the lowest four bits of each index
-            shifted = build.lshr(packed, emit.ints(place * bits)) if place else packed
-            codes = [code - 16 if signed and code > 7 else code for code in range(VECTOR_SIZE)]
-            table = ir.Constant(VECTOR, list(map(float, codes)))
-            return emit.call("llvm.x86.avx512.permvar.sf.512", VECTOR, [table, shifted])
-        raised = build.shl(packed, emit.ints(32 - bits * (place + 1)))
-        if signed:
-            return build.sitofp(build.ashr(raised, emit.ints(32 - bits)), VECTOR)
-        return build.uitofp(build.lshr(raised, emit.ints(32 - bits)), VECTOR)
-
-    def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
-        """Return, per block and row, the products of a part's codes with the rounded inputs: sums of integers."""
-        emit, input_bits = self._emit, self._kind.input_bits
-        unpacked = [self._unpack_codes(codes, part) for codes in columns]
-        totals: list[list[Value]] = [[emit.ints(0) for _ in inputs] for _ in columns]
-        first = part * GROUP * input_bits // 32 // self._kind.scales
-        for number, own in enumerate(zip(*unpacked, strict=True), first):
-            for row, start in enumerate(inputs):
-                few = emit.spread(emit.load(emit.offset(start, number, 4), INT))
-                for taken, sums in zip(own, totals, strict=True):
-                    sums[row] = self._features.add_dot(emit, sums[row], taken, few, input_bits)
-        return [[emit.builder.sitofp(total, VECTOR) for total in sums] for sums in totals]
-
-    def _unpack_codes(self, codes: Value, part: int) -> list[Value]:
-        """Return, per two or four inputs of a group's part, as many codes of an input's bits for each output."""
-        emit, kind = self._emit, self._kind
-        take = self._take_signed if kind.signed and kind.input_bits == 16 else self._take_unsigned
-        vectors = [emit.load(emit.offset(codes, vector, BYTES), INTS, 64) for vector in self._list_vectors(part)]
-        return [take(packed, place) for packed in vectors for place in range(kind.input_bits // kind.bits)]
-
-    def _take_unsigned(self, packed: Value, place: int) -> Value:
-        emit, bits, input_bits = self._emit, self._kind.bits, self._kind.input_bits
-        shifted = emit.builder.lshr(packed, emit.ints(place * bits)) if place else packed
-        mask = sum((1 << bits) - 1 << begin for begin in range(0, 32, input_bits))
-        return shifted if bits == input_bits else emit.builder.and_(shifted, emit.ints(mask))
-
-    def _take_signed(self, packed: Value, place: int) -> Value:
-        build, bits = self._emit.builder, self._kind.bits
-        kind = ir.VectorType(ir.IntType(16), 2 * VECTOR_SIZE)
-        halves = build.shl(build.bitcast(packed, kind), ir.Constant(kind, [16 - bits * (place + 1)] * kind.count))
-        return build.bitcast(build.ashr(halves, ir.Constant(kind, [16 - bits] * kind.count)), INTS)
-
-
-def _input_of(vector: int, part: int, bits: int) -> int:
-    """Return which input of a group the code at a place of a packed vector belongs to (`packing.py`).
-
-    Of the inputs of a number of 32 bits, the even ones are in its low half and the odd ones in its high half.
-
-    >>> [_input_of(1, part, 4) for part in range(8)]
-    [8, 10, 12, 14, 9, 11, 13, 15]
-    """
-    half = 16 // bits
-    return 2 * half * vector + 2 * (part % half) + part // half

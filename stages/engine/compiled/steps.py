@@ -32,23 +32,22 @@ class Field(IntEnum):
     INPUT_SUMS = 2  # of the sums of its groups
     OUTPUTS = 3  # address of what is written
     OUTPUT_SUMS = 4
-    MATRIX = 5  # of a product: addresses of its codes, scales, minima and bias (0: none)
+    MATRIX = 5  # of a product: addresses of its words or numbers, scales and bias (0: none)
     SCALES = 6
-    MINIMA = 7
-    BIAS = 8
-    GROUPS = 9  # of the inputs
-    STRIDE = 10  # numbers of a row of the outputs
-    ADDS = 11  # whether a product is added to what its outputs hold
-    WANTED_ONLY = 12  # whether only the rows whose logits are wanted are computed
-    INPUT_BITS = 13  # of what is written: 32, or 16 or 8 if it is rounded with one scale per group
-    WEIGHTS = 14  # address of the weights of a norm
-    KEY_WEIGHTS = 15  # of those of the norm of keys; unused where queries and keys have no norms
-    CACHE = 16  # address of a layer's keys and values
-    SLIDES = 17  # whether a layer attends to a window, or rotates as such layers do
-    PER_ROW = 18  # items of work per row
-    FIXED = 19  # items of work whatever the number of rows
-    CHUNK = 20  # items that a thread takes at a time
-    FACTOR = 21  # of a product: the bits of a number of float32 that its outputs are multiplied by
+    BIAS = 7
+    GROUPS = 8  # of the inputs
+    STRIDE = 9  # numbers of a row of the outputs
+    ADDS = 10  # whether a product is added to what its outputs hold
+    WANTED_ONLY = 11  # whether only the rows whose logits are wanted are computed
+    INPUT_BITS = 12  # of what is written: 32, or 16 or 8 if it is rounded with one scale per group
+    WEIGHTS = 13  # address of the weights of a norm
+    KEY_WEIGHTS = 14  # of those of the norm of keys; unused where queries and keys have no norms
+    CACHE = 15  # address of a layer's keys and values
+    SLIDES = 16  # whether a layer attends to a window, or rotates as such layers do
+    PER_ROW = 17  # items of work per row
+    FIXED = 18  # items of work whatever the number of rows
+    CHUNK = 19  # items that a thread takes at a time
+    FACTOR = 20  # of a product: the bits of a number of float32 that its outputs are multiplied by
 
 
 class Header(IntEnum):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stages.engine.quantisation.groups import GroupedMatrix, join_groups
 from stages.engine.quantisation.modules import find_stored, weight_shape
+from stages.engine.quantisation.stored import Codes
 
 MANY_ROWS = 8  # number of rows that the layout of packed weights is made for
 
@@ -24,31 +24,30 @@ class Matrix:
 
     weight_OI: Tensor  # in the type of the inputs; on torch's meta device where only the codes are read
     bias_O: Tensor | None  # None without one
-    groups: GroupedMatrix | None = None  # codes of the weight; None if it has none
+    codes: Codes | None = None  # of the weight; None if it has none
 
     def take(self, rows_O: Tensor) -> "Matrix":
         bias_O = None if self.bias_O is None else self.bias_O[rows_O]
-        return Matrix(self.weight_OI[rows_O], bias_O, None if self.groups is None else self.groups.take(rows_O))
+        return Matrix(self.weight_OI[rows_O], bias_O, None if self.codes is None else self.codes.take(rows_O))
 
     def without_codes(self) -> "Matrix":
         """Return the same matrix as numbers."""
-        if self.groups is None or not self.weight_OI.is_meta:
+        if self.codes is None or not self.weight_OI.is_meta:
             return Matrix(self.weight_OI, self.bias_O)
-        return Matrix(self.groups.dequantise(), self.bias_O)
+        return Matrix(self.codes.dequantise(), self.bias_O)
 
 
 def join_matrices(parts: Sequence[Matrix]) -> Matrix:
-    """Return matrices of the same inputs as one; either all or none of them have a bias."""
+    """Return matrices of the same inputs as one, without codes; either all or none of them have a bias."""
     biases = [part.bias_O for part in parts if part.bias_O is not None]
-    weight_OI = torch.cat([part.weight_OI for part in parts])
-    return Matrix(weight_OI, torch.cat(biases) if biases else None, join_groups([part.groups for part in parts]))
+    return Matrix(torch.cat([part.weight_OI for part in parts]), torch.cat(biases) if biases else None)
 
 
-def read_matrix(linear: nn.Linear, groups: GroupedMatrix | None = None) -> Matrix:
+def read_matrix(linear: nn.Linear, codes: Codes | None = None) -> Matrix:
     """Return the matrix of a module, with these codes."""
-    mapped = groups is not None and find_stored(linear) is not None
+    mapped = codes is not None and find_stored(linear) is not None
     weight_OI = torch.empty(weight_shape(linear), device="meta") if mapped else linear.weight.detach()
-    return Matrix(weight_OI, None if linear.bias is None else linear.bias.detach(), groups)
+    return Matrix(weight_OI, None if linear.bias is None else linear.bias.detach(), codes)
 
 
 def can_pack(weight: Tensor) -> bool:

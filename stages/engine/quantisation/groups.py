@@ -6,7 +6,6 @@ groups of 16 those of Q2_K, Q3_K and Q6_K, and those of a matrix that is quantis
 Shapes: O outputs, I inputs, G groups of an output.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,15 +69,3 @@ class GroupedMatrix:
     @property
     def size(self) -> int:
         return self.codes_OI.shape[1] // self.scale_OG.shape[1]
-
-
-def join_groups(parts: Sequence[GroupedMatrix | None]) -> GroupedMatrix | None:
-    """Return matrices one below the other; None unless all of them have codes of the same number of bits, in groups of
-    the same size.
-    """
-    present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or len({(part.bits, part.size) for part in present}) != 1:
-        return None
-    codes_OI = torch.cat([part.codes_OI for part in present])
-    scale_OG, minimum_OG = (torch.cat([getattr(part, name) for part in present]) for name in ("scale_OG", "minimum_OG"))
-    return GroupedMatrix(codes_OI, scale_OG, minimum_OG, present[0].bits)

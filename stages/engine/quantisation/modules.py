@@ -15,7 +15,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
-from stages.engine.quantisation.stored import StoredMatrix
+from stages.engine.quantisation.stored import Codes, StoredMatrix
 
 QUANTISED_BITS = {"int4": 4, "int8": 8}  # bits of the codes of weights that came without, by the format
 ROUNDING = ("codes", "codes8", *QUANTISED_BITS)  # formats with which the inputs of matrices are rounded
@@ -99,7 +99,7 @@ def is_mapped(model: Any) -> bool:
     return any(find_stored(module) is not None for module in model.modules())
 
 
-def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
+def attach_groups(linear: nn.Module, groups: Codes) -> None:
     """Store the codes that a module's weight was dequantised from."""
     linear.__dict__[_NAME] = groups
 
@@ -119,16 +119,16 @@ def mean_bytes(model: Any, weights: str) -> float:
 
 
 @torch.no_grad()
-def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
+def find_attached(linear: nn.Linear) -> Codes | None:
     """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""
     if (stored := find_stored(linear)) is not None:
-        return stored.read_groups()
-    groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
+        return stored
+    groups: Codes | None = linear.__dict__.get(_NAME)
     same = groups is not None and torch.equal(groups.dequantise().to(linear.weight.dtype), linear.weight)
     return groups if same else None
 
 
-def find_groups(linear: nn.Linear, bits: int, *, quantise: bool) -> GroupedMatrix | None:
+def find_groups(linear: nn.Linear, bits: int, *, quantise: bool) -> Codes | None:
     """Return the codes of a module's weight.
 
     Args:

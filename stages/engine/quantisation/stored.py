@@ -132,6 +132,9 @@ class StoredMatrix:
         return weights_NGX.reshape(len(rows_NX), -1)
 
 
+Codes = GroupedMatrix | StoredMatrix  # of a matrix: those that it was quantised to here, or those of a file
+
+
 class StoredRows:
     """Rows of a stored matrix in float32, of which those that were looked up last are kept."""
 

@@ -62,6 +62,10 @@ class Emitter:
         """Divide integers that are not negative, rounded down."""
         return self.builder.udiv(left, self._as_long(right))
 
+    def smaller(self, left: Value, right: Value | int) -> Value:
+        right = self._as_long(right)
+        return self.builder.select(self.builder.icmp_signed("<", left, right), left, right)
+
     def remainder(self, left: Value, right: Value | int) -> Value:
         return self.builder.urem(left, self._as_long(right))
 
@@ -117,6 +121,12 @@ class Emitter:
         address = ir.IRBuilder(self._entry).alloca(kind)
         self.builder.store(value, address)
         return address
+
+    def reserve(self, vectors: int) -> Value:
+        """Return the address of memory for some vectors, with nothing in it."""
+        entry = ir.IRBuilder(self._entry)
+        address = entry.alloca(ir.ArrayType(VECTOR, vectors))
+        return entry.inttoptr(entry.ptrtoint(address, LONG), POINTER)  # forgets the type
 
     def get(self, variable: Value, kind: Any) -> Value:
         return self.builder.load(variable, typ=kind)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from stages.engine.compiled.llvm.emitter import INT, INTS, VECTOR_SIZE, Emitter, Value
+from stages.engine.compiled.llvm.emitter import BYTE, INT, INTS, VECTOR_SIZE, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
@@ -30,9 +30,7 @@ class Features:
     """Instructions of a processor that the kernels choose by."""
 
     wide_registers: bool  # 32 registers of 512 bits (AVX-512), which also look up 16 numbers at once
-    # width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers; 0
-    # without any
-    dots: int
+    dots: int  # width in bits of its instructions for sums of four products of bytes; 0 without any
 
     @classmethod
     def detect(cls) -> "Features":
@@ -42,33 +40,31 @@ class Features:
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
         return cls(wide, 512 if wide and features.get("avx512vnni") else 256 if narrow else 0)
 
-    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
-        """Add, per number of 32 bits, the products of its parts with those of an input.
+    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
+        """Add, per number of 32 bits, the products of its bytes with those of an input.
 
         Args:
-            codes: signed parts of 16 bits, or unsigned ones of 8 bits.
-            inputs: signed parts.
+            codes: unsigned bytes.
+            inputs: signed bytes.
         """
         if self.dots == 512:
-            return _dot(emit, totals, codes, inputs, bits)
+            return _dot(emit, totals, codes, inputs)
         if self.dots == 256:
             halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
-            return _join(emit, [_dot(emit, total, code, factor, bits) for total, code, factor in halves])
+            return _join(emit, [_dot(emit, total, code, factor) for total, code, factor in halves])
         build = emit.builder
-        for place in range(0, 32, bits):
-            raised = [build.shl(one, emit.ints(32 - bits - place)) for one in (codes, inputs)]
-            lower = build.lshr if bits == 8 else build.ashr
-            product = build.mul(lower(raised[0], emit.ints(32 - bits)), build.ashr(raised[1], emit.ints(32 - bits)))
+        for place in range(0, 32, 8):
+            raised = [build.shl(one, emit.ints(24 - place)) for one in (codes, inputs)]
+            product = build.mul(build.lshr(raised[0], emit.ints(24)), build.ashr(raised[1], emit.ints(24)))
             totals = build.add(totals, product)
         return totals
 
 
-def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
+def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
     width = 32 * totals.type.count
-    numbers = ir.VectorType(ir.IntType(bits), width // bits)
+    numbers = ir.VectorType(BYTE, width // 8)
     parts = [emit.builder.bitcast(one, numbers) for one in (codes, inputs)]
-    name = "vpdpbusd" if bits == 8 else "vpdpwssd"
-    return emit.call(f"llvm.x86.avx512.{name}.{width}", totals.type, [totals, *parts])
+    return emit.call(f"llvm.x86.avx512.vpdpbusd.{width}", totals.type, [totals, *parts])
 
 
 def _halve(emit: Emitter, vector: Value) -> list[Value]:

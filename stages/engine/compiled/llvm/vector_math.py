@@ -4,10 +4,11 @@ Shapes: N rows, I inputs, G groups of inputs.
 """
 
 import math
+from enum import IntEnum
 
 from llvmlite import ir
 
-from stages.engine.compiled.llvm.emitter import FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.engine.compiled.llvm.emitter import BYTE, FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
 from stages.engine.quantisation.groups import GROUP
 
 LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
@@ -15,7 +16,8 @@ LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 HIGHEST = 88.0  # the exponential of more is infinite
-LARGEST_CODES = {16: 32767, 8: 127}  # by the bits of rounded inputs
+# by the bits of rounded inputs; the two bytes of 16 bits are signed
+LARGEST_CODES = {16: 127 * 256 + 127, 8: 127}
 FLOAT_BITS = 32  # of inputs that are not rounded
 
 
@@ -61,19 +63,31 @@ def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
     return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
 
 
+class InputSum(IntEnum):
+    """What is stored of a group of a row's inputs, in 32 bits each: sums of the group and of its halves, the scale."""
+
+    SUM = 0  # to 2: in float32
+    MINUS_CODES = 3  # to 5: sums of rounded inputs as integers, times -1
+    SCALE = 6  # of rounded inputs
+
+
+INPUT_SUMS = 8  # numbers per group
+
+
 def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, bits: int) -> None:
-    """Store a group of a row's inputs as a product reads them, and what its minimum is multiplied by.
+    """Store a group of a row's inputs as a product reads them, and their sums.
 
     Args:
-        sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs; if rounded to 8 bits,
-            of the sums of both halves too.
-        bits: of an input: 32, or 16 or 8 if rounded with one scale for the group.
+        sums: address of its numbers, see `InputSum`.
+        bits: of an input: 32, or 16 or 8 if rounded with one scale for the group. Of 16 bits the lower bytes are
+            stored first, signed, and then the higher ones.
     """
     build = emit.builder
     if bits == FLOAT_BITS:
         for half, vector in enumerate(group):
             emit.store(vector, emit.offset(inputs, half * VECTOR_SIZE, 4))
-        emit.store(emit.total(build.fadd(*group)), sums)
+        for place, vector in enumerate((build.fadd(*group), *group)):
+            emit.store(emit.total(vector), emit.offset(sums, InputSum.SUM + place, 4))
         return
     sizes = [emit.call(f"llvm.fabs.v{VECTOR_SIZE}f32", VECTOR, [vector]) for vector in group]
     larger = build.select(build.fcmp_unordered("<", sizes[0], sizes[1]), sizes[1], sizes[0])
@@ -86,17 +100,21 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
         steps = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
         codes = build.fptosi(steps, INTS)
         parts.append(codes)
-        short = build.trunc(codes, ir.VectorType(ir.IntType(bits), VECTOR_SIZE))
-        emit.store(short, emit.offset(inputs, half * VECTOR_SIZE, bits // 8))
+        higher = build.ashr(build.add(codes, emit.ints(128)), emit.ints(8))
+        for place, own in enumerate((codes, higher)[: bits // 8]):  # the lower byte, and what it leaves
+            short = build.trunc(own, ir.VectorType(BYTE, VECTOR_SIZE))
+            emit.store(short, emit.offset(inputs, place * GROUP + half * VECTOR_SIZE, 1))
     # A maximum passes over what is not a number; a sum does not.
     poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
     scale = build.fadd(scale, poison)
-    emit.store(scale, sums)
-    for place, codes in enumerate((build.add(*parts), *(parts if bits == 8 else ())), start=1):
-        whole = build.sitofp(emit.total(codes), FLOAT)
-        emit.store(build.fmul(scale, whole), emit.offset(sums, place, 4))
+    emit.store(scale, emit.offset(sums, InputSum.SCALE, 4))
+    for place, codes in enumerate((build.add(*parts), *parts)):
+        whole = emit.total(codes)
+        scaled = build.fmul(scale, build.sitofp(whole, FLOAT))
+        emit.store(scaled, emit.offset(sums, InputSum.SUM + place, 4))
+        emit.store(build.neg(whole), emit.offset(sums, InputSum.MINUS_CODES + place, 4))
 
 
 def sizes_of_group(bits: int) -> tuple[int, int]:
-    """Return the bytes of a group's inputs of some bits, and of its sums (`store_inputs`)."""
-    return bits // 8 * GROUP, {FLOAT_BITS: 4, 16: 8, 8: 16}[bits]
+    """Return the bytes of a group's inputs of some bits, and of their sums (`store_inputs`)."""
+    return bits // 8 * GROUP, 4 * INPUT_SUMS

@@ -1,7 +1,5 @@
 """Codes in groups: what is quantised, joined, and read from the blocks of GGUF files."""
 
-from dataclasses import replace
-
 import gguf
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from gguf_making import quantise
 from torch import nn
 
 from stages.engine.checkpoints.gguf_blocks import read_groups
-from stages.engine.quantisation.groups import GROUP, GroupedMatrix, join_groups
+from stages.engine.quantisation.groups import GROUP, GroupedMatrix
 from stages.engine.quantisation.modules import (
     QUANTISED_BITS,
     attach_groups,
@@ -77,20 +75,9 @@ def test_equal_weights_and_zeros_are_kept():
     assert torch.equal(GroupedMatrix.quantise(weight_OI).dequantise(), weight_OI)
 
 
-def test_rows_are_taken_and_joined():
-    one, other = GroupedMatrix.quantise(weights(0)), GroupedMatrix.quantise(weights(1))
-    joined = join_groups([one, other])
-    assert joined is not None
-    assert torch.equal(joined.dequantise(), torch.cat([one.dequantise(), other.dequantise()]))
-    order = torch.tensor([3, 1, 2])
+def test_rows_are_taken():
+    one, order = GroupedMatrix.quantise(weights()), torch.tensor([3, 1, 2])
     assert torch.equal(one.take(order).dequantise(), one.dequantise()[order])
-    eight = read_groups("Q8_0", blocks_of("Q8_0"))
-    assert join_groups([one, eight]) is None
-    assert join_groups([one, None]) is None
-    assert join_groups([read_groups("Q8_0", blocks_of("Q8_0"))] * 2) is not None
-    six = read_groups("Q6_K", blocks_of("Q6_K"))
-    assert six is not None
-    assert join_groups([six, replace(one, bits=6)]) is None, "other groups"
 
 
 def linear_of(weight_OI: torch.Tensor) -> nn.Linear:
