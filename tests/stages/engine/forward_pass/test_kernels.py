@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.engine.forward_pass.kernels import Matrix, can_pack, join_matrices, make_kernel, read_matrix
+from stages.engine.forward_pass.kernels import can_pack, join_matrices, make_kernel, read_matrix
 from stages.engine.quantisation.groups import GroupedMatrix
 
 
