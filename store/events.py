@@ -280,6 +280,9 @@ class VersionPublished:
     # of a token without drafts. None if the costs were not measured.
     probe_seconds: tuple[float, ...] | None = None
     probe_plain_seconds: float | None = None
+    memory_tokens: int = 0  # that the memory has learned
+    drafter_digest: str = ""  # as `digest`, over the drafter's own files: equal for equal drafters
+    changes: str = ""  # what differs from the parent, and by how much, in words
 
 
 Event = (

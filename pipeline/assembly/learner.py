@@ -15,8 +15,7 @@ from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor, Signal
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
-from pipeline.recorder import Versions
+from pipeline.learning.publisher import Counters, FolderPublisher, NoPublisher, Numbers, Origin
 from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights
@@ -59,10 +58,21 @@ def make_learner(
         origin = Origin(
             config.name_registered_model(models.name), sink.folder.name, models.name, config.drafter, models.pair.digest
         )
+
+        def count() -> Counters:
+            table = memory.table if memory and config.memory.publish else None
+            return {
+                "drafter": distill.drafter_version,
+                "head": distill.head_version,
+                "cache": cache.version,
+                "cache_entries": len(cache),
+                "memory_tokens": 0 if table is None else table.learned_tokens,
+            }
+
         publisher = FolderPublisher(
             sink.folder,
             write,
-            lambda: (Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)),
+            count,
             origin,
             config.publish.interval,
             sink.numbers,

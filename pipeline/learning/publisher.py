@@ -1,20 +1,20 @@
-"""Publishing: when the drafter, its head and its n-gram cache become a version, and where it is stored."""
+"""Publishing: when the drafter, its head, its n-gram cache and its memory become a version, and where it is stored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from pipeline.recorder import Versions
 from stages.contract.snapshot import State
 from stages.learn.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
-from store.registry.version_folder import ManifestFields, seal
+from store.registry.version_folder import ManifestFields, digest_drafter, read_manifest, seal
 
 VERSIONS = "versions"  # below the run's folder
+Counters = Mapping[str, int]  # `drafter`, `head`, `cache`: changes so far; `cache_entries`, `memory_tokens`: sizes
 
 
 class Publisher:
@@ -72,15 +72,34 @@ class Origin:
     pair: str
 
 
+def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool) -> str:
+    """Say what differs between two states of a drafter, and by how much; "" for nothing.
+
+    >>> one = {"drafter": 2, "head": 0, "cache": 9, "cache_entries": 9, "memory_tokens": 0}
+    >>> describe_changes(one, {**one, "cache": 62, "cache_entries": 62, "memory_tokens": 1728}, drafter_changed=False)
+    'drafter unchanged; n-grams +53, memory +1,728 tokens'
+    """
+    more = {name: after[name] - before[name] for name in after}
+    entries = f"n-grams {more['cache_entries']:+,}" if more["cache_entries"] else "n-grams replaced"
+    parts = [
+        f"head {_format_updates(more['head'])}" if more["head"] else "",
+        entries if more["cache"] else "",
+        f"memory {more['memory_tokens']:+,} tokens" if more["memory_tokens"] else "",
+    ]
+    drafter = f"drafter {_format_updates(more['drafter'])}" if drafter_changed else "drafter unchanged"
+    found = ", ".join(filter(None, parts))
+    return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
+
+
 class FolderPublisher(Publisher):
-    """Writes versions to the run's folder and seals them.
+    """Writes versions to the run's folder and seals them; none that has the content of the one before.
 
     The folder is complete and sealed before the event is yielded. MLflow gets it once the event is committed.
 
     Args:
         run_folder: versions go to its `versions/`.
-        write: puts the drafter, head and cache as they now are into a new folder.
-        state: the counters in service and the number of cached n-grams.
+        write: puts the drafter, head, cache and memory as they now are into a new folder.
+        state: the counters of what is in service.
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
         probe: measures the drafter as it is on what never changes.
@@ -90,7 +109,7 @@ class FolderPublisher(Publisher):
         self,
         run_folder: Path,
         write: Callable[[Path], None],
-        state: Callable[[], tuple[Versions, int]],
+        state: Callable[[], Counters],
         origin: Origin,
         interval: int,
         numbers: Numbers,
@@ -102,7 +121,7 @@ class FolderPublisher(Publisher):
         self._origin, self._interval, self._now = origin, interval, now
         self._numbers = numbers
         self._folders: list[tuple[int, Path]] = []
-        self._published: Versions | None = None
+        self._published: tuple[Counters, str, str] | None = None  # with the digests of the drafter and of all files
         self._prompts = self._judged = self._accepted = 0
         self._probed: tuple[int, ProbeResult] | None = None  # of this update of the drafter
         self._offset = 0
@@ -110,12 +129,11 @@ class FolderPublisher(Publisher):
 
     @override
     def publish_baseline(self) -> Iterator[VersionPublished]:
-        yield self._publish("baseline")
+        yield from self._publish("baseline")
 
     @override
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
-        if self._state()[0] != self._published:
-            yield self._publish("drift")
+        yield from self._publish("drift")
         self._drift = drifted.offset
 
     @override
@@ -125,7 +143,7 @@ class FolderPublisher(Publisher):
         self._accepted += prompt.accepted
         self._offset = max(self._offset, prompt.offset)
         if self._prompts >= self._interval:
-            yield self._publish("interval")
+            yield from self._publish("interval")
 
     @property
     def folders(self) -> Sequence[tuple[int, Path]]:
@@ -133,14 +151,13 @@ class FolderPublisher(Publisher):
 
     @override
     def end(self) -> Iterator[VersionPublished]:
-        if self._state()[0] != self._published:
-            yield self._publish("end")
+        yield from self._publish("end")
 
     @override
     def publish_trained(self, offset: int) -> Iterator[VersionPublished]:
-        """Publish the drafter, whether or not any update was accepted: n-grams and memory are new in any case."""
+        """Publish the drafter, if any update was accepted, or n-grams and memory are new."""
         self._offset = offset
-        yield self._publish("end")
+        yield from self._publish("end")
 
     @override
     def state_dict(self) -> State:
@@ -154,54 +171,75 @@ class FolderPublisher(Publisher):
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._numbers.next, self._drift = state["next"], state["drift"]
-        self._published = None if state["published"] is None else Versions(**state["published"])
+        self._numbers.next, self._drift, self._published = state["next"], state["drift"], state["published"]
         self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state["folders"]]
         self._prompts, self._judged, self._accepted, self._offset = state["counts"]
 
-    def _publish(self, reason: str) -> VersionPublished:
-        versions, entries = self._state()
-        number, parent = self._numbers.take(), self._folders[-1][0] if self._folders else None
-        folder = self._run_folder / VERSIONS / f"{number:06d}"
+    def _publish(self, reason: str) -> Iterator[VersionPublished]:
+        """Publish what is in service, unless it is what the last version holds."""
+        before, counters = self._published, dict(self._state())
+        if before and before[0] == counters:
+            return
+        folder = self._run_folder / VERSIONS / f"{self._numbers.next:06d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it could commit
         self._write(folder)
-        if self._probed is None or self._probed[0] != versions.drafter:
-            self._probed = versions.drafter, self._probe()
-        origin, probed, (drafter, head, cache) = self._origin, self._probed[1], astuple(versions)
-        manifest: ManifestFields = {
+        if self._probed is None or self._probed[0] != counters["drafter"]:
+            self._probed = counters["drafter"], self._probe()
+        digest = seal(folder, self._describe(counters, self._probed[1]))
+        drafter = digest_drafter(read_manifest(folder))
+        changes = "the drafter as it was loaded"
+        if before:
+            changes = describe_changes(before[0], counters, drafter_changed=drafter != before[1])
+            if not changes or digest == before[2]:  # such as an update that was taken back
+                shutil.rmtree(folder)
+                return
+        number, parent = self._numbers.take(), self._folders[-1][0] if self._folders else None
+        event = VersionPublished(
+            offset=self._offset,
+            version=number,
+            target=self._origin.target,
+            parent=parent,
+            reason=reason,
+            drafter_version=counters["drafter"],
+            head_version=counters["head"],
+            cache_version=counters["cache"],
+            cache_entries=counters["cache_entries"],
+            memory_tokens=counters["memory_tokens"],
+            acceptance=self._accepted / self._judged if self._judged else None,
+            folder=str(folder.relative_to(self._run_folder)),
+            digest=digest,
+            drafter_digest=drafter,
+            changes=changes,
+            **_of_probe(self._probed[1]),
+        )
+        self._drift, self._published = None, (counters, drafter, digest)
+        self._folders.append((number, folder))
+        self._prompts = self._judged = self._accepted = 0
+        yield event
+
+    def _describe(self, counters: Counters, probed: ProbeResult) -> ManifestFields:
+        origin, judged = self._origin, self._judged
+        window = {"window_prompts": self._prompts, "window_judged": judged}
+        if judged:
+            window["window_acceptance"] = self._accepted / judged
+        return {
             "name": origin.name,
-            "version": number,
-            "parent": parent,
+            "version": self._numbers.next,
+            "parent": self._folders[-1][0] if self._folders else None,
             "run": origin.run,
             "offset": self._offset,
             "target": origin.target,
             "drafter": origin.drafter,
             "pair": origin.pair,
-            "counters": {"drafter": drafter, "head": head, "cache": cache, "cache_entries": entries},
+            "counters": counters,
             "created_at": self._now(),
             "drift": self._drift,
-            "metrics": {"prompts": float(self._prompts), "judged": float(self._judged), **probed.metrics},
+            "metrics": {**probed.metrics, **{name: float(value) for name, value in window.items()}},
         }
-        event = VersionPublished(
-            offset=self._offset,
-            version=number,
-            target=origin.target,
-            parent=parent,
-            reason=reason,
-            drafter_version=drafter,
-            head_version=head,
-            cache_version=cache,
-            cache_entries=entries,
-            acceptance=self._accepted / self._judged if self._judged else None,
-            folder=str(folder.relative_to(self._run_folder)),
-            digest=seal(folder, manifest),
-            **_of_probe(probed),
-        )
-        self._drift = None
-        self._folders.append((number, folder))
-        self._published = versions
-        self._prompts = self._judged = self._accepted = 0
-        return event
+
+
+def _format_updates(count: int) -> str:
+    return f"{count:+,} update{'' if count == 1 else 's'}"
 
 
 def _of_probe(probed: ProbeResult) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class PlainDisplay(Display):
                 LOG.info("%s", _recall_line(event), extra={"prompt": event.offset, "version": event.version})
             case VersionPublished():
                 version = {"prompt": event.offset, "version": event.version, "reason": event.reason}
-                LOG.info("version %d, up to prompt %d (%s)", event.version, event.offset, event.reason, extra=version)
+                text = f"version {event.version}, up to prompt {event.offset} ({event.reason}): {event.changes}"
+                LOG.info("%s", text, extra=version | {"changes": event.changes})
 
     def _report_if_due(self, *, completed: bool) -> None:
         now, is_first = self._clock(), completed and not self._has_reported

@@ -90,6 +90,7 @@ class NgramTable:
         while 2 * slots * SLOT_BYTES <= budget_bytes:
             slots *= 2
         self._most, self.order, self._clock = slots, order, 0
+        self.learned_tokens = 0  # less those that were forgotten
         self._allocate(min(self._most, FIRST_SLOTS))
 
     def _allocate(self, slots: int) -> None:
@@ -152,6 +153,7 @@ class NgramTable:
         """Count every token from `begin` on after its contexts."""
         self._clock += 1
         text, first, begin = np.array(tokens, np.int32), np.uint64(first_hash(scope)), max(1, begin)
+        self.learned_tokens += max(0, len(text) - begin)
         while begin < len(text):
             if 2 * self._used > self._slots and self._slots < self._most:
                 self._double()
@@ -183,7 +185,9 @@ class NgramTable:
 
     def forget(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Subtract what `learn` counted of a text; a context without a count is erased."""
-        for place in range(max(1, begin), len(tokens)):
+        places = range(max(1, begin), len(tokens))
+        self.learned_tokens = max(0, self.learned_tokens - len(places))
+        for place in places:
             for value in context_hashes(tokens[max(0, place - self.order) : place], scope):
                 self._subtract(value, tokens[place])
 
@@ -223,9 +227,9 @@ class NgramTable:
         return [(slot, self._read(slot)) for slot in order.tolist() if mine_S[slot]]
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """The number of slots, and the number of texts that were learned."""
-        return self._slots, self._clock
+    def sizes(self) -> tuple[int, int, int]:
+        """The number of slots, and the numbers of texts and tokens that were learned."""
+        return self._slots, self._clock, self.learned_tokens
 
     def state_dict(self) -> State:
         """Return the used slots by array, and their places; with the sizes they are the whole table."""
@@ -239,7 +243,7 @@ class NgramTable:
 
     def load_state_dict(self, state: State) -> None:
         """Replace the table by a saved one, bit for bit; of one with a larger budget, what does not fit is evicted."""
-        slots, self._clock = state["sizes"]
+        slots, self._clock, self.learned_tokens = (*state["sizes"], 0)[:3]  # the first checkpoints have two
         self._allocate(slots)
         places_U = state["arrays"]["places"].numpy()
         for name, array in zip(TableArrays._fields, self.lines(), strict=True):

@@ -224,9 +224,9 @@ def write_memory(path: Path, memory: TextMemory, vocabularies: str) -> None:
     if memory.table is None:
         return
     state, cells = memory.table.state_dict(), torch.tensor(memory.calibration.cells, dtype=torch.float64)
-    slots, clock = state["sizes"]
+    slots, clock, tokens = state["sizes"]
     # One entry: the library writes several in any order, and equal memories must be equal files.
-    content = json.dumps({"vocabularies": vocabularies, "slots": slots, "clock": clock})
+    content = json.dumps({"vocabularies": vocabularies, "slots": slots, "clock": clock, "tokens": tokens})
     save_file({**state["arrays"], "hits": cells[0].clone(), "trials": cells[1].clone()}, path, {"memory": content})
 
 
@@ -237,7 +237,8 @@ def _read(path: Path) -> tuple[str, State, list[list[float]]]:
             metadata = json.loads((file.metadata() or {})["memory"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         cells = [tensors.pop(name).tolist() for name in ("hits", "trials")]
-        return metadata["vocabularies"], {"sizes": (metadata["slots"], metadata["clock"]), "arrays": tensors}, cells
+        sizes = metadata["slots"], metadata["clock"], metadata.get("tokens", 0)
+        return metadata["vocabularies"], {"sizes": sizes, "arrays": tensors}, cells
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} must hold the memory of a version, but: {error}") from error
 

@@ -25,6 +25,7 @@ from store.errors import CorruptError, UsageError
 from store.files import sync_file, sync_folder, write_whole
 
 MANIFEST = "manifest.json"
+BESIDE_DRAFTER = frozenset({"head.safetensors", "ngrams.parquet", "memory.safetensors", "sums.safetensors"})
 MANIFEST_BYTES = 1 << 20  # maximum size; some hundred bytes per file are usual
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
 CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".h5", ".keras", ".zip"})
@@ -44,7 +45,7 @@ class ManifestFields(TypedDict):
     counters: Mapping[str, int]  # updates in service, changes of the cache, cache entries, ...
     created_at: str  # ISO 8601, UTC
     drift: int | None  # stream offset of the drift to which it is the first response
-    metrics: Mapping[str, float]  # `probe/...` were measured on a fixed set of prompts, the others on the stream
+    metrics: Mapping[str, float]  # `window_...` were measured on the stream since the parent, the others on the probe
 
 
 class VersionManifest(ManifestFields):
@@ -98,6 +99,11 @@ def open_version(folder: Path) -> VersionManifest:
 def digest_of(files: Mapping[str, str]) -> str:
     """Return the SHA-256 over the sorted names and hashes, one `hash name` line each."""
     return hashlib.sha256("".join(f"{files[name]} {name}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def digest_drafter(manifest: VersionManifest) -> str:
+    """Return the digest of the drafter's own files, which is equal for versions with equal drafters."""
+    return digest_of({name: one for name, one in manifest["files"].items() if name not in BESIDE_DRAFTER})
 
 
 def create_temporary_folder(into: Path) -> tempfile.TemporaryDirectory[str]:

@@ -17,7 +17,6 @@ from pipeline.learning import drift_response as response_module
 from pipeline.learning import publisher as publish_module
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin, Publisher
-from pipeline.recorder import Versions
 from stages.contract.blocks import TrainingExample
 from store.events import Recalled, VersionPublished
 
@@ -66,10 +65,11 @@ def folder_publisher(folder: Path) -> FolderPublisher:
 
     def write(version: Path) -> None:
         version.mkdir(parents=True)
-        (version / "model.safetensors").write_bytes(b"weights")
+        (version / "model.safetensors").write_bytes(version.name.encode())
 
     origin = Origin("omnidraft-drafter", "tuesday", "big", "drafter", "ab" * 32)
-    versions: Callable[[], Any] = lambda: (Versions(next(learned), 0, 0), 0)  # noqa: E731  (always something new)
+    sizes = {"head": 0, "cache": 0, "cache_entries": 0, "memory_tokens": 0}
+    versions: Callable[[], Any] = lambda: {"drafter": next(learned), **sizes}  # noqa: E731  (always something new)
     return FolderPublisher(folder, write, versions, origin, 2, Numbers(), lambda: "2026-01-02T03:04:05Z")
 
 

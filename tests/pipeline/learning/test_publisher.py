@@ -9,7 +9,6 @@ from event_making import make_completed
 from event_making import make_drifted as drift
 
 from pipeline.learning.publisher import FolderPublisher, Numbers, Origin
-from pipeline.recorder import Versions
 from stages.learn.training.probe import ProbeResult
 from store.events import VersionPublished
 from store.registry.version_folder import VersionManifest, open_version
@@ -18,21 +17,24 @@ ORIGIN = Origin("omnidraft-drafter", "tuesday", "builtin:target", "builtin:draft
 
 
 class Drafter:
-    """A double of the models: three counters, and a file that holds them."""
+    """A double of the models: counters, and files that hold them."""
 
     def __init__(self) -> None:
-        self.versions, self.entries = Versions(0, 0, 0), 0
+        self.counters = dict.fromkeys(("drafter", "head", "cache", "cache_entries", "memory_tokens"), 0)
 
-    def learn(self) -> None:
-        self.versions = Versions(self.versions.drafter + 1, self.versions.head + 2, self.versions.cache + 3)
-        self.entries += 5
+    def learn(self, **more: int) -> None:
+        for name, count in (more or {"drafter": 1, "head": 2, "cache": 3, "cache_entries": 5}).items():
+            self.counters[name] += count
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_text(str(self.versions))
+        (folder / "model.safetensors").write_text(str(self.counters["drafter"]))
+        (folder / "head.safetensors").write_text(str(self.counters["head"]))
+        (folder / "memory.safetensors").write_text(str(self.counters["memory_tokens"]))
+        (folder / "ngrams.parquet").write_text(str(self.counters["cache"]))
 
-    def state(self) -> tuple[Versions, int]:
-        return self.versions, self.entries
+    def state(self) -> dict[str, int]:
+        return self.counters
 
 
 @pytest.fixture
@@ -83,6 +85,7 @@ def test_a_drift_publishes_what_was_in_service_and_restarts_the_interval(publish
     drafter.learn()
     version = only(publisher.publish_on_drift(drift()))
     assert (version.reason, version.drafter_version) == ("drift", 1)
+    drafter.learn()
     assert [list(publisher.publish_if_due(make_completed(offset))) for offset in (0, 1)] == [[], []]
     assert only(publisher.publish_if_due(make_completed(2))).reason == "interval"
 
@@ -92,19 +95,24 @@ def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, 
     drafter.learn()
     events += publisher.publish_on_drift(drift(offset=7))
     for offset in range(8, 14):
+        drafter.learn()
         events += publisher.publish_if_due(make_completed(offset))
     answered = [manifest["drift"] for manifest in manifests(tmp_path, events)]
     assert [event.reason for event in events] == ["baseline", "drift", "interval", "interval"]
     assert answered == [None, None, 7, None]
 
 
-def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, tmp_path: Path):
+def test_the_acceptance_is_that_since_the_version_before(
+    publisher: FolderPublisher, drafter: Drafter, tmp_path: Path
+):
     events = list(publisher.publish_baseline())
     for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
+        drafter.learn()
         events += publisher.publish_if_due(make_completed(offset, judged=20, accepted=accepted))
     assert [event.acceptance for event in events] == [None, 30 / 60, 6 / 60]
+    window = {"window_prompts": 3.0, "window_judged": 60.0}
     metrics = [manifest["metrics"] for manifest in manifests(tmp_path, events)]
-    assert metrics[1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
+    assert metrics[1:] == [window | {"window_acceptance": rate} for rate in (0.5, 0.1)]
 
 
 def test_the_end_is_published_only_if_something_changed(publisher: FolderPublisher, drafter: Drafter):
@@ -124,11 +132,11 @@ def test_the_folder_is_sealed_and_records_its_origin(publisher: FolderPublisher,
     event = only(publisher.end())
     manifest = open_version(tmp_path / event.folder)
     assert manifest["digest"] == event.digest
-    assert list(manifest["files"]) == ["model.safetensors"]
+    assert "model.safetensors" in manifest["files"]
     assert (manifest["version"], manifest["parent"], manifest["offset"], manifest["run"]) == (1, 0, 41, "tuesday")
     assert (manifest["target"], manifest["drafter"]) == ("builtin:target", "builtin:drafter")
     assert (manifest["name"], manifest["pair"]) == ("omnidraft-drafter", "ab" * 32)
-    assert manifest["counters"] == {"drafter": 1, "head": 2, "cache": 3, "cache_entries": 5}
+    assert manifest["counters"] == drafter.counters
     assert manifest["created_at"] == "2026-01-02T03:04:01+00:00"
 
 
@@ -162,15 +170,54 @@ def test_the_probe_measures_a_drafter_once(drafter: Drafter, tmp_path: Path):
     measured: list[int] = []
 
     def probe() -> ProbeResult:
-        measured.append(drafter.versions.drafter)
-        return ProbeResult({"probe/acceptance": drafter.versions.drafter / 10})
+        measured.append(drafter.counters["drafter"])
+        return ProbeResult({"acceptance": drafter.counters["drafter"] / 10})
 
     publisher = FolderPublisher(
         tmp_path, drafter.write, drafter.state, ORIGIN, 1, Numbers(), lambda: "2026-01-02", probe
     )
-    events = [*publisher.publish_baseline(), *publisher.publish_if_due(make_completed(0))]
-    drafter.versions = Versions(1, 0, 4)
-    events += [*publisher.publish_if_due(make_completed(1)), *publisher.publish_if_due(make_completed(2))]
+    events = [*publisher.publish_baseline()]
+    for offset, part in enumerate(("head", "drafter", "head")):
+        drafter.learn(**{part: 1})
+        events += publisher.publish_if_due(make_completed(offset))
     assert measured == [0, 1]
-    found = [manifest["metrics"]["probe/acceptance"] for manifest in manifests(tmp_path, events)]
+    found = [manifest["metrics"]["acceptance"] for manifest in manifests(tmp_path, events)]
     assert found == [0, 0, 0.1, 0.1]
+
+
+def test_a_version_says_what_changed_and_nothing_is_published_twice(publisher: FolderPublisher, drafter: Drafter):
+    """By default the versions of a run without updates of the drafter had the weights of the baseline, untold."""
+    events = list(publisher.publish_baseline())
+    steps = [{"cache": 53, "cache_entries": 53, "memory_tokens": 1728}, {"drafter": 1, "head": 2}, {}, {"cache": 4}]
+    for step in steps:
+        drafter.counters |= {name: drafter.counters[name] + count for name, count in step.items()}
+        events += publisher.publish_on_drift(drift())
+    assert [event.changes for event in events] == [
+        "the drafter as it was loaded",
+        "drafter unchanged; n-grams +53, memory +1,728 tokens",
+        "drafter +1 update; head +2 updates",
+        "drafter unchanged; n-grams replaced",
+    ]
+    drafters = [event.drafter_digest for event in events]
+    assert drafters[0] == drafters[1] != drafters[2] == drafters[3]
+    assert len({event.digest for event in events}) == len(events)
+
+
+def test_a_version_with_the_files_of_the_one_before_leaves_no_trace(publisher: FolderPublisher, drafter: Drafter):
+    """An update that changed no byte is counted, but nothing is new."""
+    list(publisher.publish_baseline())
+    publisher._write = lambda folder: Drafter().write(folder)
+    drafter.learn(head=1)
+    assert list(publisher.end()) == []
+    publisher._write = drafter.write
+    (event,) = publisher.end()
+    assert (event.version, event.parent) == (1, 0)
+
+
+def test_an_interval_waits_for_a_change(publisher: FolderPublisher, drafter: Drafter):
+    list(publisher.publish_baseline())
+    found = []
+    for offset in range(5):
+        drafter.learn(**{"head": int(offset == 4)})
+        found += publisher.publish_if_due(make_completed(offset))
+    assert [(event.offset, event.reason) for event in found] == [(4, "interval")]
