@@ -15,7 +15,7 @@ from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor, Signal
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.learning.publisher import Counters, FolderPublisher, NoPublisher, Numbers, Origin
+from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
 from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights
@@ -25,7 +25,7 @@ from stages.learn.training.probe import ProbeResult
 from stages.memory.text_memory import MEMORY_FILE, TextMemory, write_memory
 from stages.ngrams.cache import NgramCache
 from store.registry.ngram_file import write_ngrams
-from store.registry.version_folder import open_version
+from store.registry.version_folder import Counters, open_version
 
 RECALL_MARGIN = 0.02  # gain in expected acceptance from which an earlier version is restored
 RECALL_VERSIONS = 12  # newest versions that are scored after a drift: each takes a pass over the kept examples

@@ -64,13 +64,13 @@ _PLAIN: Mapping[str, object] = {
 def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Callable[[], ProbeResult]:
     """Return a function that measures the drafter as it is when called; it has no metrics if no prompt fits.
 
-    `probe/acceptance` is the share of the target's greedy tokens that the drafter predicts, `probe/acceptance_docs`
-    and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
-    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one;
-    `probe/tokens_per_forward` is what greedy drafts of `stages.learn.training.probe.DRAFT` tokens would emit per target
-    forward, `probe/tokens_per_second` what they would emit at these costs, and `probe/plain_tokens_per_second` what the
-    target would emit without drafts. `_low` and `_high` are the ends of intervals of 95% over prompts. Draws no random
-    numbers, and leaves rows, kernels and costs of the run alone.
+    `acceptance` is the share of the target's greedy tokens that the drafter predicts; `tokens_per_pass` is what greedy
+    drafts of `stages.learn.training.probe.DRAFT` tokens would emit per target forward, `tokens_per_second` what they
+    would emit at these costs, and `tokens_per_second_plain` what the target would emit without drafts. `_low` and
+    `_high` are the ends of intervals of 95% over prompts. `under_sampling` is a bound of the acceptance to expect at
+    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one; `upon_docs` and
+    `upon_code` are the acceptance on each kind of prompt. (MLflow sorts names: what is read first comes first.) Draws
+    no random numbers, and leaves rows, kernels and costs of the run alone.
 
     Args:
         costs: measured when the run began, in seconds; without them no tokens per second are given.
@@ -106,7 +106,7 @@ def _add_speed(result: ProbeResult, costs: Costs | None, batch: int) -> ProbeRes
     plain = costs.verification_cost(batch) / batch
     seconds = [_count_seconds(score, costs, batch) for score in result.scores]
     speed = estimate_ratio([score.tokens for score in result.scores], seconds)
-    metrics = dict(result.metrics) | {"probe/plain_tokens_per_second": 1 / plain}
+    metrics = dict(result.metrics) | {"tokens_per_second_plain": 1 / plain}
     if speed:
         metrics |= _with_ends("tokens_per_second", speed)
     return ProbeResult(metrics, result.scores, seconds, plain)
@@ -138,14 +138,15 @@ def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
     tokens, forwards = [score.tokens for score in every], [score.forwards for score in every]
     estimates = {
         "acceptance": estimate_ratio([score.greedy for score in every], tokens),
-        "acceptance_sampled": estimate_ratio([score.sampled for score in every], tokens),
-        "tokens_per_forward": estimate_ratio(tokens, forwards),
+        "tokens_per_pass": estimate_ratio(tokens, forwards),
     }
     found = {
-        f"probe/acceptance_{kind}": sum(score.greedy for score in scores) / sum(score.tokens for score in scores)
+        f"upon_{kind}": sum(score.greedy for score in scores) / sum(score.tokens for score in scores)
         for kind, scores in kinds.items()
         if any(tokens)
     }
+    if any(tokens):
+        found["under_sampling"] = sum(score.sampled for score in every) / sum(tokens)
     for name, estimate in estimates.items():
         if estimate:
             found |= _with_ends(name, estimate)
@@ -154,7 +155,7 @@ def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
 
 def _with_ends(name: str, estimate: Estimate) -> dict[str, float]:
     ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
-    return {f"probe/{name}{end}": value for end, value in ends.items()}
+    return {f"{name}{end}": value for end, value in ends.items()}
 
 
 def prompts() -> list[PromptReceived]:

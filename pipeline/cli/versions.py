@@ -5,7 +5,9 @@ Torch is loaded only when `compare` or `export` really starts.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
 STANDARD_OUTPUT = Path("-")
-_HEADS = ("number", "aliases", "run/version", "probe", "tokens/s", "reason", "offset", "parent", "published (UTC)")
+_HEADS = ("number", "aliases", "run/version", "acceptance on the probe", "published", "changes")
 
 
 _ABOUT_VERSION = "A number of the list, or an alias such as champion."
@@ -244,37 +246,46 @@ def compare(
     runs: StoreRunsOption = RUNS,
     name: NameOption = None,
 ) -> None:
-    """Replay two versions on the same prompts with the same draws, and print paired differences.
+    """Say whether two versions really differ, by replaying both on the same prompts with the same draws.
 
-    Nothing learns, and every draft has --max-draft pieces, so that only the drafters are compared.
+    Nothing learns, and every draft has --max-draft pieces, so that only the drafters are compared. It ends as soon as
+    the difference is sure; equal drafters are not replayed.
     """
-    from pipeline.config.settings import Config
-    from pipeline.versions.compare import compare as run
-    from pipeline.versions.compare import (
-        describe_result,
-        make_comparison_config,
-        read_prompts,
-        require_free,
-        table_heads,
-        table_rows,
-    )
-    from pipeline.versions.sides import is_folder, open_sides
+    from pipeline.versions.sides import describe_equal, is_folder, open_sides, require_free
 
     _require_writable(json_file)
-    changed, given = parse_settings(settings), overrides_of(compare, locals())
-    require_free(changed, as_served=as_served)
-    config, uri = Config().with_overrides({"source.limit": LIMIT} | changed | given), store_of(mlflow_uri, runs)
-    folders = all(map(is_folder, (first, second)))
-    name, prompts = "" if folders else choose_model(uri, name), read_prompts(config, probe)
+    require_free(changed := parse_settings(settings), as_served=as_served)
+    began, uri, folders = time.time(), store_of(mlflow_uri, runs), all(map(is_folder, (first, second)))
+    name = "" if folders else choose_model(uri, name)
     with TemporaryDirectory() as scratch:
         sides = open_sides((first, second), uri, name, Path(scratch) / "versions")
-        config = make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
+        if equal := describe_equal(*sides, as_served=as_served):
+            _write_json({"sides": [side.label for side in sides], "equal": equal}, json_file)
+            print(equal, file=sys.stderr if json_file == STANDARD_OUTPUT else sys.stdout)
+            return
+        from pipeline.config.settings import Config
+        from pipeline.versions import compare as comparing
+
+        config = Config().with_overrides({"source.limit": LIMIT} | changed | overrides_of(compare, locals()))
+        prompts = comparing.read_prompts(config, probe)
+        config = comparing.make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
         with _progress(len(prompts)) as progress:
-            done = run(config, sides, prompts, uri, Path(scratch), progress)
+            done = comparing.compare(config, sides, prompts, uri, Path(scratch), progress)
         if json_file != STANDARD_OUTPUT:
-            print_table(table_heads(done), table_rows(done))
-            print(*describe_result(done), sep="\n")
-        _keep(done, json_file, None if no_publish else uri, name, Path(scratch))
+            print(comparing.describe_result(done))
+            print_table(comparing.table_heads(done), comparing.table_rows(done))
+        _write_json(done.to_json(), json_file)
+        if not no_publish and None not in done.numbers:
+            _record(done, uri, name, (began, time.time()), Path(scratch) / "comparison.json")
+
+
+def _record(done: "Comparison", uri: str, name: str, span: tuple[float, float], file: Path) -> None:
+    """Write a comparison of two registered versions to MLflow."""
+    from store.registry.mlflow_comparisons import record_comparison
+
+    _write_json(done.to_json(), file)
+    first, second = map(int, filter(None, done.numbers))
+    record_comparison(uri, name, first, second, done.flatten_metrics(), [file], span)
 
 
 def _require_writable(json_file: Path | None) -> None:
@@ -286,35 +297,38 @@ def _require_writable(json_file: Path | None) -> None:
 
 
 @contextmanager
-def _progress(prompts: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while it runs, of which nothing stays."""
-    from rich.progress import Progress
+def _progress(prompts: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar on standard error while it runs, of which nothing stays; elsewhere than on a terminal, some lines."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(console=stderr_console(), transient=True) as bar:
-        task = bar.add_task("prompts", total=prompts)
-        yield lambda done: bar.update(task, completed=done)
+    columns = (
+        TextColumn("prompts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=stderr_console(), transient=True) as bar:
+        task = bar.add_task("", total=prompts)
+
+        def show(done: int, text: str) -> None:
+            bar.update(task, completed=done, description=text)
+            if not bar.console.is_terminal and done % 4 == 0:
+                print(f"{done}/{prompts} prompts, {text}", file=sys.stderr, flush=True)
+
+        yield show
 
 
-def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str, scratch: Path) -> None:
-    """Write the results to a file, if one is named, and to MLflow, if both versions are there."""
-    text = json.dumps(done.to_json(), indent=2, allow_nan=False) + "\n"
-    if json_file == STANDARD_OUTPUT:
+def _write_json(values: Mapping[str, Any], file: Path | None) -> None:
+    """Write values to a file or to standard output, if one is named."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    if file == STANDARD_OUTPUT:
         print(text, end="")
-    elif json_file is not None:
+    elif file is not None:
         try:
-            json_file.write_text(text, encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(
-                f"'{json_file}' could not be written: {error.strerror}; name another with --json"
-            ) from error
-    first, second = done.numbers
-    if uri is not None and first is not None and second is not None:
-        from store.registry.mlflow_comparisons import record_comparison
-
-        (scratch / "comparison.json").write_text(text, encoding="utf-8")
-        run = record_comparison(uri, name, first, second, done.flatten_metrics(), [scratch / "comparison.json"])
-        if json_file != STANDARD_OUTPUT:
-            print(f"MLflow: run {run}")
+            raise UsageError(f"'{file}' could not be written: {error.strerror}; name another with --json") from error
 
 
 @versions_group.command()
@@ -344,43 +358,36 @@ def _print_versions(name: str, versions: Sequence["RegisteredVersion"]) -> None:
     print_table(_HEADS, map(_row, versions))
 
 
-def _format_estimate(value: float | None, interval: tuple[float, float] | None, digits: int) -> str | None:
-    if value is None or interval is None:
-        return None if value is None else f"{value:.{digits}f}"
-    return f"{value:.{digits}f} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
-
-
 def _row(version: "RegisteredVersion") -> list[str]:
-    aliases, when = ", ".join(version.aliases), f"{version.created_at:%Y-%m-%d %H:%M}"
+    aliases, probe = ", ".join(version.aliases), "" if version.probe is None else f"{version.probe:.3f}"
     within = None if version.run is None or version.version is None else f"{version.run}/{version.version}"
-    parent = None if version.parent is None else f"#{version.parent}"
-    probe = _format_estimate(version.probe, version.probe_interval, 3)
-    speed = _format_estimate(version.tokens_per_second, version.tokens_per_second_interval, 1)
-    fields = (f"#{version.number}", aliases, within, probe, speed, version.reason, version.offset, parent, when)
-    return [to_printable(value) for value in fields]
+    if version.probe_interval:
+        low, high = version.probe_interval
+        probe += f" ({low:.3f} to {high:.3f})"
+    when = f"{version.created_at:%Y-%m-%d %H:%M} UTC, {version.reason}"
+    when += "" if version.parent is None else f" at prompt {version.offset}"
+    return [to_printable(value) for value in (f"#{version.number}", aliases, within, probe, when, version.changes)]
 
 
 def _print_details(details: "VersionDetails", name: str) -> None:
-    manifest = details.manifest
-    files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
+    """The version in a sentence, then what its files, metrics and settings are."""
+    one, manifest = details.summary, details.manifest
+    within = f"{manifest['run']}/{manifest['version']}"
+    print(to_printable(f"#{one.number} ({within}), {one.reason} at prompt {manifest['offset']}: {one.changes}"))
     plain = {
-        key: value
-        for key, value in manifest.items()
-        if key not in ("files", "counters", "metrics", "version", "parent")
+        "aliases": ", ".join(one.aliases),
+        "parent": None if one.parent is None else f"#{one.parent}",
+        "prompts since its parent": details.tags.get("prompts"),
+        "datasets": details.tags.get("datasets"),
+        **{key: manifest[key] for key in ("target", "drafter", "drift", "created_at", "pair", "digest")},
     }
-    plain["run/version"] = f"{manifest['run']}/{manifest['version']}"
-    if manifest["parent"] is not None:
-        plain["parent"] = f"{manifest['run']}/{manifest['parent']}"
-    tags = {key: value for key, value in details.tags.items() if key not in ("version", "parent")}
-    if details.summary.parent is not None:
-        tags["parent in the registry"] = f"#{details.summary.parent}"
+    counters = {f"counter {key}": value for key, value in manifest["counters"].items()}
+    files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
     for title, values in (
-        ("manifest", plain),
-        ("counters", manifest["counters"]),
-        ("files", files),
+        ("version", {key: value for key, value in (plain | counters).items() if value not in (None, "")}),
         ("metrics", details.metrics),
-        ("settings", details.params),
-        ("tags", {**tags, "number": f"#{details.summary.number}", "aliases": ", ".join(details.summary.aliases)}),
+        ("settings of its run", details.params),
+        ("files", files),
     ):
         print_table((title, ""), ((key, to_printable(value)) for key, value in sorted(values.items())))
-    _print_usage(name, f"/{details.summary.number}")
+    _print_usage(name, f"/{one.number}")

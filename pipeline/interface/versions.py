@@ -33,14 +33,14 @@ class PublishedVersion:
     number: int | None  #: in the registered model, from 1, over all runs; None for a folder
     run: str  #: the run that published it
     version: int  #: within that run, from 0
-    offset: int  #: of the last prompt that it was trained on, in the run's stream
+    offset: int  #: of the last prompt before it, in the run's stream
     target: str  #: model that the run used, as it was configured
     drafter: str  #: model that the run used, as it was configured
     created_at: datetime  #: time of publication, UTC
     digest: str  #: sha256 over the names and contents of its files
     aliases: tuple[str, ...] = ()  #: such as `candidate` or `champion`; none for a folder
-    #: such as `acceptance`, on the run's own prompts since the version before, and `probe/acceptance`, on fixed
-    #: prompts; none for a folder.
+    #: such as `acceptance`, on fixed prompts, and `window_acceptance`, on the run's own since the version before; none
+    #: for a folder.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def load(self) -> tuple[Any, Any]:

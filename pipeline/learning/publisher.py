@@ -1,7 +1,7 @@
 """Publishing: when the drafter, its head, its n-gram cache and its memory become a version, and where it is stored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,16 @@ from typing_extensions import override
 from stages.contract.snapshot import State
 from stages.learn.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
-from store.registry.version_folder import ManifestFields, digest_drafter, read_manifest, seal
+from store.registry.version_folder import (
+    Counters,
+    ManifestFields,
+    describe_changes,
+    digest_drafter,
+    read_manifest,
+    seal,
+)
 
 VERSIONS = "versions"  # below the run's folder
-Counters = Mapping[str, int]  # `drafter`, `head`, `cache`: changes so far; `cache_entries`, `memory_tokens`: sizes
 
 
 class Publisher:
@@ -70,25 +76,6 @@ class Origin:
     target: str
     drafter: str
     pair: str
-
-
-def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool) -> str:
-    """Say what differs between two states of a drafter, and by how much; "" for nothing.
-
-    >>> one = {"drafter": 2, "head": 0, "cache": 9, "cache_entries": 9, "memory_tokens": 0}
-    >>> describe_changes(one, {**one, "cache": 62, "cache_entries": 62, "memory_tokens": 1728}, drafter_changed=False)
-    'drafter unchanged; n-grams +53, memory +1,728 tokens'
-    """
-    more = {name: after[name] - before[name] for name in after}
-    entries = f"n-grams {more['cache_entries']:+,}" if more["cache_entries"] else "n-grams replaced"
-    parts = [
-        f"head {_format_updates(more['head'])}" if more["head"] else "",
-        entries if more["cache"] else "",
-        f"memory {more['memory_tokens']:+,} tokens" if more["memory_tokens"] else "",
-    ]
-    drafter = f"drafter {_format_updates(more['drafter'])}" if drafter_changed else "drafter unchanged"
-    found = ", ".join(filter(None, parts))
-    return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
 
 
 class FolderPublisher(Publisher):
@@ -218,10 +205,9 @@ class FolderPublisher(Publisher):
         yield event
 
     def _describe(self, counters: Counters, probed: ProbeResult) -> ManifestFields:
-        origin, judged = self._origin, self._judged
-        window = {"window_prompts": self._prompts, "window_judged": judged}
-        if judged:
-            window["window_acceptance"] = self._accepted / judged
+        origin, window = self._origin, {"window_prompts": float(self._prompts), "window_judged": float(self._judged)}
+        if self._judged:
+            window["window_acceptance"] = self._accepted / self._judged
         return {
             "name": origin.name,
             "version": self._numbers.next,
@@ -234,12 +220,8 @@ class FolderPublisher(Publisher):
             "counters": counters,
             "created_at": self._now(),
             "drift": self._drift,
-            "metrics": {**probed.metrics, **{name: float(value) for name, value in window.items()}},
+            "metrics": {**probed.metrics, **window},
         }
-
-
-def _format_updates(count: int) -> str:
-    return f"{count:+,} update{'' if count == 1 else 's'}"
 
 
 def _of_probe(probed: ProbeResult) -> dict[str, Any]:

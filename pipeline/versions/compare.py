@@ -6,18 +6,21 @@ because a head that drafts less when it is unsure would raise the acceptance wit
 `as_served` each version's own head decides, and drafts are copied when that is faster.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.assembly.admission import Admission
+from pipeline.assembly.models import Models, load_drafter, load_models
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.config.settings import Config
 from pipeline.run.rounds import LoopInRounds, first_difference
 from pipeline.sources.stream import open_source
-from pipeline.versions.sides import Side, find_common_target, make_arms
+from pipeline.versions.sides import DRAFTERS_ALONE, FROZEN, Side, find_common_target
 from pipeline.versions.statistics import (
+    ACCEPTANCE,
     INTERVAL,
     MIN_PROMPTS,
     RESAMPLES,
@@ -26,33 +29,23 @@ from pipeline.versions.statistics import (
     PassageCounts,
     compare_counts,
 )
-from stages.engine.models.huggingface import logit_difference
-from store.errors import CorruptError, SourceError, UsageError
+from stages.engine.models.huggingface import load_tokenizer, logit_difference
+from stages.vocabulary.pair import pair
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import CorruptError, SourceError
 from store.events import DraftSource, PromptReceived
+
+LOG = logging.getLogger("omnidraft.versions")
 
 WARM_UP = "The first words of a text that is not measured"
 
+FIRST_PROMPTS = 4  # after which progress shows an interval, before there is a verdict
+EARLY = 0.995  # level of the interval that may end a comparison early
+SAME = 0.02  # a smaller difference of acceptance is none to a user: about 1% of the speed
 PROBE = "probe"  # names the fixed probe in place of a source
 
-_FROZEN: Mapping[str, object] = {
-    "batch": 1,
-    "swaps": (),
-    "learn.enabled": False,
-    "learn.lora_rank": 0,  # a version's adapter is merged into its drafter, on both sides
-    "publish.enabled": False,
-    "drift.detector": "none",
-}
-_DRAFTERS_ALONE: Mapping[str, object] = {
-    "draft.stop": "never",
-    "draft.sources": ("model",),
-    "draft.pause": False,
-    "draft.costs": "estimated",  # without effect then
-}
-_NAMED = {"targets": "--target", "sources": "--probe", "drafter": "A and B"}  # the options that choose them
-
-
 _TITLES = {
-    "acceptance_rate": "acceptance (accepted / judged)",
+    ACCEPTANCE: "acceptance (accepted / judged)",
     "mean_accepted_length": "accepted tokens per drafted pass",
     "block_efficiency": "tokens per target pass",
     SPEED: "tokens per second (median)",
@@ -69,6 +62,7 @@ class Comparison:
     prompts: tuple[str, ...]  # their ids
     metrics: dict[str, PairedMetric]  # by name
     passages: tuple[tuple[PassageCounts, ...], tuple[PassageCounts, ...]]  # of both sides, by prompt
+    planned: int = 0  # prompts that would have been completed, had the difference not been sure before
 
     def to_json(self) -> dict[str, Any]:
         """Convert everything but the tokens to JSON values."""
@@ -94,26 +88,12 @@ class Comparison:
         }
 
 
-def require_free(keys: Iterable[str], *, as_served: bool) -> None:
-    """Refuse to change settings that a comparison fixes."""
-    for key in keys:
-        if key in _NAMED:
-            raise UsageError(f"a comparison takes no setting {key!r}; it is chosen by {_NAMED[key]}")
-        if key in _FROZEN:
-            raise UsageError(f"a comparison has {key} = {_FROZEN[key]!r} on both sides; leave --set {key} out")
-        if key in _DRAFTERS_ALONE and not as_served:
-            raise UsageError(
-                f"drafters alone are compared with {key} = {_DRAFTERS_ALONE[key]!r}, so --set cannot change it; "
-                "try --as-served"
-            )
-
-
 def make_comparison_config(
     config: Config, *, target: str | None, sides: tuple[Side, Side], as_served: bool, probe: str | None = None
 ) -> Config:
     """Make the settings of a comparison: without learning, one prompt at a time."""
     chosen = {"targets": (target or find_common_target(*sides),), "sources": (probe or PROBE,)}
-    return config.with_overrides({**chosen, **_FROZEN, **({} if as_served else _DRAFTERS_ALONE)})
+    return config.with_overrides({**chosen, **FROZEN, **({} if as_served else DRAFTERS_ALONE)})
 
 
 def read_prompts(config: Config, probe: str | None) -> list[PromptReceived]:
@@ -127,15 +107,47 @@ def read_prompts(config: Config, probe: str | None) -> list[PromptReceived]:
     return found
 
 
+def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path) -> tuple[LoopInRounds, LoopInRounds]:
+    """Make both sides' loops over one copy of the target, each with its own caches."""
+    settings = config.with_overrides({"drafter": str(sides[0].folder)})
+    (first,) = load_models(settings, uri, scratch / "fetched")
+    models = first, replace_drafter(config, first, sides[1].folder)
+    for side, own in zip(sides, models, strict=True):
+        if own.pair.digest != side.manifest["pair"]:
+            LOG.warning("the n-gram cache of %s is left out: it was made for other vocabularies", side.label)
+    arms = [LoopInRounds(own, config, scratch / "run") for own in models]
+    return arms[0], arms[1]
+
+
+def replace_drafter(config: Config, models: Models, folder: Path) -> Models:
+    """Return models with the same target, on its own rows, and another drafter."""
+    drafter = load_drafter(config, str(folder), str(models.target.device))
+    drafter.prove_forward()
+    tokenizer = load_tokenizer(str(folder))
+    drafter_vocabulary = Vocabulary(tokenizer, str(folder))
+    return replace(
+        models,
+        target=models.target.share_weights(),
+        drafter=drafter,
+        drafter_vocabulary=drafter_vocabulary,
+        drafter_tokenizer=tokenizer,
+        drafter_folder=folder,
+        pair=pair(models.target_vocabulary, drafter_vocabulary, config.vocabulary.special),
+    )
+
+
 def compare(
     config: Config,
     sides: tuple[Side, Side],
     prompts: Sequence[PromptReceived],
     uri: str,
     scratch: Path,
-    progress: Callable[[int], None],
+    progress: Callable[[int, str], None],
 ) -> Comparison:
-    """Complete every prompt on both sides, in the order A B, B A, A B, ...; all must fit the models.
+    """Complete the prompts on both sides, in the order A B, B A, A B, ..., until the difference of acceptance is sure.
+
+    All must fit the models. Every `MIN_PROMPTS` prompts the interval is looked at, at a level at which looking several
+    times does not find what is not there (Haybittle and Peto's rule).
 
     Args:
         config: as from `make_comparison_config`.
@@ -143,27 +155,30 @@ def compare(
         prompts: one or more.
         uri: URI of the registry, for targets that are registered models.
         scratch: an empty folder.
-        progress: called with the number of completed prompts.
+        progress: called with the number of completed prompts, and the acceptance so far.
     """
     arms = make_arms(config, sides, uri, scratch)
     for arm in arms:
         arm.complete([PromptReceived(len(prompts), "warm-up", "warm-up", 1, WARM_UP)])
     passages: tuple[list[PassageCounts], list[PassageCounts]] = [], []
-    for done, prompt in enumerate(prompts):
-        for place in (0, 1) if done % 2 == 0 else (1, 0):
+    for done, prompt in enumerate(prompts, 1):
+        for place in (0, 1) if done % 2 else (1, 0):
             passages[place].append(_complete_prompt(arms[place], prompt))
         if config.sampling.temperature == 0:
             _require_equal(config, arms[0], prompt, passages[0][-1].tokens, passages[1][-1].tokens)
-        progress(done + 1)
+        progress(done, _format_change(compare_counts(*passages, least=FIRST_PROMPTS)[ACCEPTANCE]))
+        if done % MIN_PROMPTS == 0 and is_sure(compare_counts(*passages, level=EARLY)[ACCEPTANCE]):
+            break
     settings = config.model_dump(mode="json", exclude={"drafter", "run", "learn", "publish", "commit", "log"})
     first, second = (tuple(side) for side in passages)
     return Comparison(
         (sides[0].label, sides[1].label),
         (sides[0].number, sides[1].number),
         settings,
-        tuple(prompt.prompt_id for prompt in prompts),
+        tuple(prompt.prompt_id for prompt in prompts[:done]),
         compare_counts(first, second),
         (first, second),
+        len(prompts),
     )
 
 
@@ -193,6 +208,13 @@ def _require_equal(
     )
 
 
+def is_sure(change: PairedMetric) -> bool:
+    """Return whether an interval leaves no doubt: it excludes no difference, or all that would matter."""
+    if change.low is None or change.high is None:
+        return False
+    return change.low > 0 or change.high < 0 or max(-change.low, change.high) < SAME
+
+
 def table_heads(comparison: Comparison) -> tuple[str, ...]:
     """Return the heads of the table's columns."""
     return ("", *comparison.sides, "change", f"{INTERVAL:.0%} interval")
@@ -212,21 +234,26 @@ def _format_cells(name: str, metric: PairedMetric) -> tuple[str, ...]:
     return (*sides, change, f"{metric.low:{sign}.3f} to {metric.high:{sign}.3f}" if known else "-")
 
 
-def describe_result(comparison: Comparison) -> Iterator[str]:
-    """Yield sentences on the change of acceptance and, for greedy decoding, on the texts."""
+def _format_change(metric: PairedMetric) -> str:
+    """A change of the acceptance with its interval, such as `acceptance +0.268 (+0.233 to +0.303)`."""
+    if metric.change is None or metric.low is None or metric.high is None:
+        return ""
+    return f"acceptance {metric.change:+.3f} ({metric.low:+.3f} to {metric.high:+.3f})"
+
+
+def describe_result(comparison: Comparison) -> str:
+    """Say in one sentence whether the difference of acceptance is real."""
     first, second = comparison.sides
-    metric, count = comparison.metrics["acceptance_rate"], len(comparison.prompts)
-    on = f"on {count} prompt{'s' if count > 1 else ''}"
+    metric, count = comparison.metrics[ACCEPTANCE], len(comparison.prompts)
+    of = f" of {comparison.planned}" if comparison.planned > count else ""
+    on = f"on {count}{of} prompt{'s' if count > 1 else ''}"
+    change = _format_change(metric)
     if metric.change is None:
-        yield f"Nothing was judged on one side {on}: the acceptance cannot be compared."
-    elif count < MIN_PROMPTS:
-        yield f"Too few prompts for an interval: {count}, and it takes {MIN_PROMPTS} or more."
-    elif metric.low is None or metric.high is None:
-        yield f"Too little was judged on one side {on}: the change of acceptance has no interval."
-    elif metric.low <= 0 <= metric.high:
-        yield f"No significant difference of acceptance between {first} and {second} {on}."
-    else:
-        more = "more" if metric.change > 0 else "less"
-        yield f"{second} accepts {more} than {first}: {metric.change:+.3f} of the judged tokens, {on}."
-    if comparison.settings["sampling"]["temperature"] == 0:
-        yield "The texts are the same on both sides, token for token."
+        return f"Nothing was judged on one side {on}: the acceptance cannot be compared."
+    if count < MIN_PROMPTS:
+        return f"Too few prompts for an interval: {count}, and it takes {MIN_PROMPTS} or more."
+    if metric.low is None or metric.high is None:
+        return f"Too little was judged on one side {on}: the change of acceptance has no interval."
+    if metric.low <= 0 <= metric.high:
+        return f"No real difference between {first} and {second}: {change} {on}."
+    return f"{second} is {'better' if metric.change > 0 else 'worse'} than {first}: {change} {on}."

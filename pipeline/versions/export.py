@@ -35,9 +35,10 @@ HUB = rf"{NAME}(/{NAME})?"
 TARGET = r"(builtin:|models:/)?[\w./@][\w./@-]*"
 
 PROBE = (
-    "`probe/acceptance` is the share of the target's greedy tokens, on prompts that never change, that the drafter "
-    "predicts. An engine with one vocabulary for both accepts about that share of the tokens that it judges; one that "
-    "translates between two by re-tokenising text accepts less."
+    "`acceptance` is the share of the target's greedy tokens, on prompts that never change, that the drafter predicts; "
+    "`window_acceptance` is that of the run's own prompts since the version before. An engine with one vocabulary for "
+    "both accepts about that share of the tokens that it judges; one that translates between two by re-tokenising text "
+    "accepts less."
 )
 
 
@@ -128,12 +129,12 @@ class VersionCard:
                 *self._list_metadata(),
                 f"# {_escape(name)}, version {number}",
                 "",
-                f"A drafter for speculative decoding with the target `{_escape(target)}`, trained online by omnidraft "
+                f"A drafter for speculative decoding with the target `{_escape(target)}`, published by omnidraft "
                 "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
                 "target's distribution.",
                 "",
                 *_format_table("metric", "value", self._list_metrics()),
-                *([PROBE, ""] if "probe/acceptance" in self.details.metrics else []),
+                *([PROBE, ""] if "acceptance" in self.details.metrics else []),
                 *_format_table("origin", "", self._list_origin(manifest)),
                 "`omnidraft/` holds what other engines do not read: `ngrams.parquet` (target tokens that are spelt by "
                 "several of the drafter's pieces: `pieces`, `token`, `count`), `head.safetensors` (the head that ends "
@@ -159,7 +160,8 @@ class VersionCard:
         origin: Mapping[str, object] = {
             "run": manifest["run"],
             "stream offset": manifest["offset"],
-            "learned from the prompts": self.details.tags.get("learned"),
+            "changed since its parent": summary.changes,
+            "prompts since its parent": self.details.tags.get("prompts"),
             "responds to the drift at": self.details.tags.get("drift"),
             "published because of": summary.reason,
             "published at": manifest["created_at"],

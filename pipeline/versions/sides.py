@@ -1,24 +1,31 @@
-"""The two sides of a comparison: their versions, and arms over them that share one target."""
+"""The two sides of a comparison, and the settings that are the same on both. Nothing here loads torch."""
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.assembly.models import Models, load_drafter, load_models
-from pipeline.config.settings import Config
-from pipeline.run.rounds import LoopInRounds
-from stages.engine.models.huggingface import load_tokenizer
-from stages.vocabulary.pair import pair
-from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import UsageError
 from store.registry.registered_version import RegisteredVersion, find_lineage
 from store.registry.registry import fetch_version, list_versions, resolve_number
-from store.registry.version_folder import VersionManifest, open_version
-
-LOG = logging.getLogger("omnidraft.versions")
+from store.registry.version_folder import VersionManifest, describe_changes, digest_drafter, open_version
 
 BASELINE = "baseline"
+
+FROZEN: Mapping[str, object] = {
+    "batch": 1,
+    "swaps": (),
+    "learn.enabled": False,
+    "learn.lora_rank": 0,  # a version's adapter is merged into its drafter, on both sides
+    "publish.enabled": False,
+    "drift.detector": "none",
+}
+DRAFTERS_ALONE: Mapping[str, object] = {
+    "draft.stop": "never",
+    "draft.sources": ("model",),
+    "draft.pause": False,
+    "draft.costs": "estimated",  # without effect then
+}
+_NAMED = {"targets": "--target", "sources": "--probe", "drafter": "A and B"}  # the options that choose them
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,20 @@ def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) 
     return Side(label, number, folder, open_version(folder))
 
 
+def describe_equal(first: Side, second: Side, *, as_served: bool) -> str:
+    """Say that two versions cannot differ in a comparison, since what is compared is equal; "" if it is not."""
+    one, other = first.manifest, second.manifest
+    if digest_drafter(one) != digest_drafter(other) or (as_served and one["digest"] != other["digest"]):
+        return ""
+    if one["digest"] == other["digest"]:
+        return f"equal versions: every file of {first.label} and {second.label} is the same"
+    changes = describe_changes(one["counters"], other["counters"], drafter_changed=False).partition("; ")[2]
+    rest = f"; {second.label} has {changes}" if changes else ""
+    return (
+        f"equal drafters: {first.label} and {second.label} have the same weights{rest}. --as-served compares those too"
+    )
+
+
 def find_common_target(first: Side, second: Side) -> str:
     """Return the target that both versions were made for."""
     targets = [side.manifest["target"] for side in (first, second)]
@@ -87,30 +108,15 @@ def find_common_target(first: Side, second: Side) -> str:
     return targets[0]
 
 
-def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path) -> tuple[LoopInRounds, LoopInRounds]:
-    """Make both sides' loops over one copy of the target, each with its own caches."""
-    settings = config.with_overrides({"drafter": str(sides[0].folder)})
-    (first,) = load_models(settings, uri, scratch / "fetched")
-    models = first, replace_drafter(config, first, sides[1].folder)
-    for side, own in zip(sides, models, strict=True):
-        if own.pair.digest != side.manifest["pair"]:
-            LOG.warning("the n-gram cache of %s is left out: it was made for other vocabularies", side.label)
-    arms = [LoopInRounds(own, config, scratch / "run") for own in models]
-    return arms[0], arms[1]
-
-
-def replace_drafter(config: Config, models: Models, folder: Path) -> Models:
-    """Return models with the same target, on its own rows, and another drafter."""
-    drafter = load_drafter(config, str(folder), str(models.target.device))
-    drafter.prove_forward()
-    tokenizer = load_tokenizer(str(folder))
-    drafter_vocabulary = Vocabulary(tokenizer, str(folder))
-    return replace(
-        models,
-        target=models.target.share_weights(),
-        drafter=drafter,
-        drafter_vocabulary=drafter_vocabulary,
-        drafter_tokenizer=tokenizer,
-        drafter_folder=folder,
-        pair=pair(models.target_vocabulary, drafter_vocabulary, config.vocabulary.special),
-    )
+def require_free(keys: Iterable[str], *, as_served: bool) -> None:
+    """Refuse to change settings that a comparison fixes."""
+    for key in keys:
+        if key in _NAMED:
+            raise UsageError(f"a comparison takes no setting {key!r}; it is chosen by {_NAMED[key]}")
+        if key in FROZEN:
+            raise UsageError(f"a comparison has {key} = {FROZEN[key]!r} on both sides; leave --set {key} out")
+        if key in DRAFTERS_ALONE and not as_served:
+            raise UsageError(
+                f"drafters alone are compared with {key} = {DRAFTERS_ALONE[key]!r}, so --set cannot change it; "
+                "try --as-served"
+            )

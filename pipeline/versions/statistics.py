@@ -43,17 +43,26 @@ class PairedMetric:
     high: float | None
 
 
+ACCEPTANCE = "acceptance_rate"
 # Numerator and denominator of every rate, summed over prompts.
 RATES: dict[str, tuple[Callable[[PassageCounts], float], Callable[[PassageCounts], float]]] = {
-    "acceptance_rate": (lambda one: one.accepted, lambda one: one.judged),
+    ACCEPTANCE: (lambda one: one.accepted, lambda one: one.judged),
     "mean_accepted_length": (lambda one: one.accepted, lambda one: one.model_blocks),
     "block_efficiency": (lambda one: len(one.tokens), lambda one: one.blocks),
 }
 SPEED = "tokens_per_second"  # its change is a ratio
 
 
-def compare_counts(first: Sequence[PassageCounts], second: Sequence[PassageCounts]) -> dict[str, PairedMetric]:
+def compare_counts(
+    first: Sequence[PassageCounts],
+    second: Sequence[PassageCounts],
+    *,
+    level: float = INTERVAL,
+    least: int = MIN_PROMPTS,
+) -> dict[str, PairedMetric]:
     """Compute all metrics by name. Both sides have the same prompts in the same order, at least one.
+
+    `level`: of the intervals, which fewer than `least` prompts do not have.
 
     The tokens per second are medians over prompts. The sides took turns, so that both times of a prompt met the same
     load of the machine: their ratio is more reliable than the ratio of the totals, and its median more than its mean.
@@ -65,7 +74,7 @@ def compare_counts(first: Sequence[PassageCounts], second: Sequence[PassageCount
     PairedMetric(first=2.0, second=4.0, change=2.0, low=2.0, high=2.0)
     """
     prompts = len(first)
-    resamples = RESAMPLES if prompts >= MIN_PROMPTS else 0  # all samples of one prompt are equal
+    resamples = RESAMPLES if prompts >= least else 0  # all samples of one prompt are equal
     drawn = np.random.Generator(np.random.Philox(_SEED)).integers(0, prompts, (resamples, prompts))
     samples = np.vstack([np.arange(prompts), drawn])  # indices of prompts; the first sample is all of them
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,18 +85,18 @@ def compare_counts(first: Sequence[PassageCounts], second: Sequence[PassageCount
                 for side in (first, second)
             ]
             rates = [above / below for above, below in sums]
-            found[name] = _make_metric(rates[0][0], rates[1][0], rates[1] - rates[0])
+            found[name] = _make_metric(rates[0][0], rates[1][0], rates[1] - rates[0], level)
         speeds = [
             np.array([len(one.tokens) for one in side]) / [one.seconds for one in side] for side in (first, second)
         ]
         before, after = (float(np.median(side)) for side in speeds)
-        found[SPEED] = _make_metric(before, after, np.median((speeds[1] / speeds[0])[samples], axis=1))
+        found[SPEED] = _make_metric(before, after, np.median((speeds[1] / speeds[0])[samples], axis=1), level)
     return found
 
 
-def _make_metric(first: float, second: float, changes: Numbers) -> PairedMetric:
+def _make_metric(first: float, second: float, changes: Numbers, level: float) -> PairedMetric:
     """Make a metric of its change over all prompts, which comes first, and over the samples of them."""
-    tail = 100 * (1 - INTERVAL) / 2
+    tail = 100 * (1 - level) / 2
     low, high = np.percentile(changes[1:], [tail, 100 - tail]) if len(changes) > 1 else (np.nan, np.nan)
     values = (first, second, changes[0], low, high)
     return PairedMetric(*(float(value) if isfinite(value) else None for value in values))

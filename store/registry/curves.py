@@ -1,7 +1,8 @@
 """The curves of a run in MLflow: which numbers an event of the log contributes.
 
-MLflow's chart page orders sections by the part of a name before the slash: `curve/` comes first of ours. With several
-targets the rates of each follow those of the whole, such as `curve/acceptance_rate.llama-8b`.
+MLflow's pages sort names, and its charts have a section for the part before a slash: what versions reached on the
+probe has none and comes first. With several targets the rates of each follow those of the whole, such as
+`curve/acceptance_rate.llama-8b`.
 """
 
 from collections import deque
@@ -37,15 +38,10 @@ class Curves:
         return found
 
     def describe_version(self, version: VersionPublished) -> dict[str, float]:
-        """Return what a version reached on the probe, and its number unless it is a baseline.
-
-        MLflow compares runs by the metric that came first: that is the probe's.
-        """
+        """Return what it reached on the probe, by the names of its own metrics, and its number if it is no baseline."""
         of_target = f".{metric_name(version.target)}" if version.target in self._windows else ""
-        found = {f"probe/{name}{of_target}": value for name, value in _probe_rates(version).items()}
-        if version.reason != "baseline":
-            found |= {"version/number": float(version.version), "version/cache_entries": float(version.cache_entries)}
-        return found
+        found = {f"{name}{of_target}": value for name, value in _probe_rates(version).items()}
+        return found if version.reason == "baseline" else found | {"version": float(version.version)}
 
 
 def describe_step(event: Updated | Drifted) -> dict[str, float]:
@@ -64,8 +60,7 @@ def _probe_rates(version: VersionPublished) -> dict[str, float]:
     tokens = version.probe_tokens or ()
     rates = {
         "acceptance": estimate_ratio(version.probe_greedy or (), tokens),
-        "acceptance_sampled": estimate_ratio(version.probe_sampled or (), tokens),
-        "tokens_per_forward": estimate_ratio(tokens, version.probe_forwards or ()),
+        "tokens_per_pass": estimate_ratio(tokens, version.probe_forwards or ()),
         "tokens_per_second": estimate_ratio(tokens, version.probe_seconds or ()),
     }
     return {name: rate.value for name, rate in rates.items() if rate}

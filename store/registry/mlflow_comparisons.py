@@ -37,9 +37,15 @@ class RecordedComparison:
 
 
 def record_comparison(
-    uri: str, name: str, first: int, second: int, metrics: Mapping[str, float], files: Sequence[Path]
+    uri: str,
+    name: str,
+    first: int,
+    second: int,
+    metrics: Mapping[str, float],
+    files: Sequence[Path],
+    span: tuple[float, float],
 ) -> str:
-    """Write a comparison of two versions to MLflow; return the run's id.
+    """Write a comparison of two versions to MLflow; return the run's id. `span`: its seconds since 1970.
 
     A comparison with the same versions, metrics and contents of files is one run, however often it is written. Raises
     ModelError for a version that does not exist, UsageError without a store.
@@ -48,24 +54,25 @@ def record_comparison(
 
     content = [name, first, second, sorted(metrics.items()), [(path.name, digest_of(path)) for path in files]]
     identity = f"comparison-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
+    began, ended = (round(1000 * seconds) for seconds in span)
     with open_store(uri) as client:
         pair = [resolve(client, Reference(name, number)) for number in (first, second)]
         experiment = client.get_run(str(pair[1].run_id)).info.experiment_id
         tags = _tags(identity, pair, metrics)
         run = find_or_create(
             lambda: find_runs(client, experiment, identity),
-            lambda: client.create_run(experiment, run_name=f"#{first} and #{second}", tags=tags),
+            lambda: client.create_run(experiment, began, tags, f"#{first} and #{second}"),
             lambda other: client.delete_run(other.info.run_id),
         )
-        run_id, made = str(run.info.run_id), run.info.start_time  # the same for every attempt
+        run_id = str(run.info.run_id)
         if run.info.status != "FINISHED":
-            points = [Metric(key, value, made, 0) for key, value in sorted(metrics.items())]
+            points = [Metric(key, value, began, 0) for key, value in sorted(metrics.items())]
             params = {"model": name, "first": first, "second": second}
             client.log_batch(run_id, metrics=points, params=[Param(key, str(value)) for key, value in params.items()])
             client.log_inputs(run_id, models=[LoggedModelInput(model_id_of(version)) for version in pair])
             for path in files:
                 client.log_artifact(run_id, str(path))
-            client.set_terminated(run_id)
+            client.set_terminated(run_id, end_time=ended)
     return run_id
 
 

@@ -14,12 +14,12 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _COLUMNS = (
     "params.`target`",
     "params.`drafter`",
+    "metrics.`acceptance`",
+    "metrics.`tokens_per_pass`",
     "metrics.`final/prompts`",
     "metrics.`final/tokens_per_second`",
     "metrics.`final/block_efficiency`",
     "metrics.`final/acceptance_rate`",
-    "metrics.`probe/acceptance`",
-    "metrics.`probe/tokens_per_second`",
 )
 _REPLAYS = "tags.kind = 'replay'"
 _TABLE = {

@@ -180,9 +180,7 @@ class _Replica:
         return sent, tuple(refused)
 
     def _send_version(self, run: SentRun, event: VersionPublished) -> SentVersion:
-        parent = None if event.parent is None else self._events.get(event.parent)
-        trained = parent is None or parent.drafter_version != event.drafter_version
-        publication = Publication(self._client, run, event, self._folder / event.folder, trained=trained)
+        publication = Publication(self._client, run, event, self._folder / event.folder)
         values = self._curves.describe_version(event)
         self._log(run.run_id, [Point(key, value, event.offset, publication.ended) for key, value in values.items()])
         return publication.send()  # last, since what was sent is not sent again

@@ -10,12 +10,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from store.errors import CorruptError
 from store.events import VersionPublished
 from store.files import digest_of
 from store.registry.mlflow_client import (
@@ -30,11 +31,12 @@ from store.registry.registered_version import (
     Lineage,
     drafter_of_name,
     metric_key,
+    part_of_name,
     tags_of,
     version_note,
 )
 from store.registry.run_description import RunDescription
-from store.registry.version_folder import MANIFEST, VersionManifest, open_version
+from store.registry.version_folder import MANIFEST, open_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,11 +44,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 SENT = "mlflow.omnidraft.sent"  # tag: what is in MLflow of the version
-CANDIDATE = "candidate"  # alias of the newest version that learned something, or any where there is none
+CANDIDATE = "candidate"  # alias of the newest version of the last run that learned something, or of any
 LONGEST_NAME, LONGEST_SOURCE = 200, 10_000  # of a data set, in characters; MLflow allows 500 and 65535
-PROBE = "probe/"  # metrics of this section are measured on a fixed set of prompts, not on the stream
-# Metrics that are sent first: MLflow's comparison begins with the first one that all versions have.
-_FIRST = ("probe/acceptance", "probe/tokens_per_second", "probe/tokens_per_forward", "acceptance")
+_OF_STREAM = "window_"  # metrics that were measured on the stream, not on the probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,14 @@ class SentRun:
 
 
 class Publication:
-    """Sends one version of a run that is in MLflow. Raises CorruptError if its files are not as they were sealed.
+    """Sends one version of a run that is in MLflow. Raises CorruptError if its files are not as they were sealed."""
 
-    `trained`: whether the drafter itself differs from its parent.
-    """
-
-    def __init__(
-        self, client: "MlflowClient", run: SentRun, made: VersionPublished, folder: Path, *, trained: bool
-    ) -> None:
+    def __init__(self, client: "MlflowClient", run: SentRun, made: VersionPublished, folder: Path) -> None:
         self._client, self._run, self._made, self._folder = client, run, made, folder
-        manifest = open_version(folder)
+        self._manifest = manifest = open_version(folder)
         self._model = manifest["name"]
         self._identity = f"{run.description.identity}/v{made.version}"
         self._name = f"{run.description.name} v{made.version}"
-        self._metrics = _order_metrics(made, manifest)
         self.ended = int(datetime.fromisoformat(manifest["created_at"]).timestamp() * 1000)  # milliseconds since 1970
         self._parent = parent = self._find_parent()
         self._lineage = Lineage(
@@ -101,13 +95,13 @@ class Publication:
             drafter_of_name(manifest["drafter"]),
             parent.number if parent and parent.name == self._model else None,
             None if made.parent is None else min(parent.next if parent else 0, made.offset),
-            trained,
             manifest["drift"],
             ", ".join(name for name, _ in run.description.datasets),
         )
 
     def send(self) -> SentVersion:
         """Create everything in MLflow that does not exist yet."""
+        self._open_model()
         run_id = self._create_run()
         model_id = self._create_model(run_id)
         self._log_metrics(run_id, model_id)
@@ -145,7 +139,7 @@ class Publication:
             lambda other: self._client.delete_run(other.info.run_id),
         )
         run_id = str(found.info.run_id)
-        params = {**run.description.params, "version": made.version, "offset": made.offset, "reason": made.reason}
+        params = {"changes": made.changes or "unknown", "offset": made.offset, "reason": made.reason}
         self._client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
         parents = [LoggedModelInput(self._parent.model_id)] if self._parent else None
         self._client.log_inputs(run_id, datasets=inputs([stream_of(run.description)]), models=parents)
@@ -186,8 +180,9 @@ class Publication:
         stream, probe = stream_of(description), dataset("probe", description.params.get("probe", ""))
         metrics = [
             Metric(metric_key(key), value, self.ended, self._made.offset, model_id, of.name, of.digest, run_id)
-            for key, value in self._metrics.items()
-            for of in [probe if key.startswith(PROBE) else stream]
+            for key, value in sorted(self._manifest["metrics"].items())
+            if math.isfinite(value)
+            for of in [stream if key.startswith(_OF_STREAM) else probe]
         ]
         self._client.log_batch(run_id, metrics=metrics)
 
@@ -196,11 +191,7 @@ class Publication:
 
         client = self._client
         mlflow.set_tracking_uri(client.tracking_uri)  # its SQLite registry looks logged models up there
-        if not client.search_registered_models(f"name = '{self._model}'"):
-            pair = {KIND: "drafter", "target": self._made.target, "drafter": self._lineage.drafter}
-            client.create_registered_model(self._model, pair, MODEL_NOTE)
-        manifest = digest_of(self._folder / MANIFEST)
-        tags = tags_of(self._made, self._lineage, self._metrics, manifest)
+        tags = tags_of(self._made, self._lineage, self._manifest, digest_of(self._folder / MANIFEST))
         note = version_note(self._made, self._lineage)
         mine = f"name = '{self._model}' and run_id = '{run_id}'"
         version: ModelVersion = find_or_create(
@@ -214,26 +205,32 @@ class Publication:
         client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the models table reads it
         return int(version.version)
 
+    def _open_model(self) -> None:
+        """Create the registered model, unless there is one of this pair; refuse that of another pair."""
+        target, drafter, name = self._made.target, self._lineage.drafter, self._model
+        found = self._client.search_registered_models(f"name = '{name}'")
+        if not found:
+            tags = {KIND: "drafter", "target": target, "drafter": drafter}
+            self._client.create_registered_model(name, tags, MODEL_NOTE)
+            return
+        held = found[0].tags.get("target", target), found[0].tags.get("drafter", drafter)
+        if target != held[0] or drafter not in (held[1], part_of_name(name)):  # the latter began as one of its versions
+            raise CorruptError(
+                f"the registered model {name} must hold one pair, {held[1]} for {held[0]}, got {drafter} for {target}; "
+                "choose another name with --set publish.name=NAME"
+            )
+
     def _move_alias(self, number: int) -> None:
         """Move the alias to this version, unless a newer one has it: a version can be sent late or again.
 
-        A version whose run had changed neither drafter nor head takes the alias only where no version has it.
+        A version whose run had changed neither drafter nor head takes the alias only from its own run.
         """
-        sent = [version for version, one in self._run.versions.items() if one.name == self._model]
-        newest_of_run = self._made.version == max([self._made.version, *sent])
-        aliases = self._client.get_registered_model(self._model).aliases
-        free = CANDIDATE not in aliases
+        own = {version: one.number for version, one in self._run.versions.items() if one.name == self._model}
+        held = self._client.get_registered_model(self._model).aliases.get(CANDIDATE)
         learned = self._made.drafter_version or self._made.head_version
-        if newest_of_run and (free or (learned and number > int(aliases[CANDIDATE]))):
+        free = held is None or int(held) in own.values() or (learned and number > int(held))
+        if free and self._made.version >= max(own, default=0):
             self._client.set_registered_model_alias(self._model, CANDIDATE, str(number))
-
-
-def _order_metrics(made: VersionPublished, manifest: VersionManifest) -> dict[str, float]:
-    """Return the metrics of a version, those first that pages compare first."""
-    more = {"acceptance": made.acceptance, "version/cache_entries": made.cache_entries}
-    known: Mapping[str, float | None] = {**manifest["metrics"], **more}
-    ordered = {key: known.get(key) for key in (*_FIRST, *known)}
-    return {key: value for key, value in ordered.items() if value is not None and math.isfinite(value)}
 
 
 def stream_of(description: RunDescription) -> "Dataset":

@@ -11,15 +11,16 @@ from typing import Any, TypeVar
 from store.errors import CorruptError, ModelError
 from store.events import VersionPublished
 from store.files import digest_of
-from store.registry.version_folder import MANIFEST, VersionManifest
+from store.registry.version_folder import MANIFEST, VersionManifest, digest_drafter
 
 Number = TypeVar("Number", int, float)
 HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
 _PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
-_ESTIMATED = {"probe": "acceptance", "tokens_per_second": "tokens_per_second"}  # tags, and the probe's metrics in them
+_ESTIMATED = {"probe": "acceptance", "tokens_per_second": "tokens_per_second"}  # tags, and the metrics in them
+_TEXTS = ("run", "reason", "changes", "digest", "drafter_digest", "target", "drafter")  # tags as they are
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
-    "Drafters that omnidraft trained online on a stream of prompts: weights, tokenizer, head and n-gram cache.\n\n"
+    "States of one drafter for one target, as omnidraft published them: weights, head, n-grams, memory.\n\n"
     "`omnidraft versions` lists them; `omnidraft replay --drafter models:/NAME/NUMBER` starts from one."
 )
 
@@ -40,7 +41,7 @@ class RegisteredVersion:
     digest: str | None
     aliases: tuple[str, ...]
     created_at: datetime  # UTC
-    learned: tuple[int, int] | None = None  # first and last stream offset since its parent
+    prompts: tuple[int, int] | None = None  # first and last stream offset since its parent
     drift: int | None = None  # offset of the drift to which it is the first response
     probe: float | None = None  # acceptance on the fixed probe, comparable across runs of the target
     target: str | None = None
@@ -48,6 +49,8 @@ class RegisteredVersion:
     probe_interval: tuple[float, float] | None = None  # of 95%, as the next one
     tokens_per_second: float | None = None  # to expect on the fixed probe, at the costs that the run measured
     tokens_per_second_interval: tuple[float, float] | None = None
+    changes: str | None = None  # what differs from its parent, in words
+    drafter_digest: str | None = None  # equal for versions with equal drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,6 @@ class Lineage:
     drafter: str  # as it is named in the registered model, or as it was configured
     parent: int | None  # number in the registry
     first: int | None  # first stream offset since its parent; None for the drafter as it was loaded
-    trained: bool  # whether the drafter itself differs from its parent
     drift: int | None
     datasets: str
 
@@ -99,7 +101,7 @@ class Reference:
 
 
 def name_of_pair(target: str, drafter: str) -> str:
-    """Return the name of the registered model of a pair, in which aliases belong to this pair alone.
+    """Return the name of the registered model of a pair, in which numbers and aliases belong to this pair alone.
 
     A drafter that is a registered version itself continues the lineage of its pair, also for another target.
 
@@ -181,9 +183,9 @@ def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None
 def from_tags(
     name: str, number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int
 ) -> RegisteredVersion:
-    """Build a version from the tags that `tags_of` writes. `created_ms`: milliseconds since the epoch."""
+    """Build a version from the tags that `tags_of` writes. `created_ms`: when MLflow got it, since the epoch."""
     tags = tag_values(tags)
-    texts: dict[str, Any] = {key: tags.get(key) for key in ("run", "reason", "digest", "target", "drafter")}
+    texts: dict[str, Any] = {key: tags.get(key) for key in _TEXTS}
     counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "cache_entries", "drift")}
     rates = {key: _number(tags, key, float) for key in ("acceptance", *_ESTIMATED)}
     intervals = {f"{key}_interval": _interval(tags, key) for key in _ESTIMATED}
@@ -191,8 +193,8 @@ def from_tags(
         name=name,
         number=number,
         aliases=tuple(sorted(aliases)),
-        created_at=datetime.fromtimestamp(created_ms / 1000, tz=UTC),
-        learned=_span(tags.get("learned", "")),
+        created_at=_time(tags.get("created_at", "")) or datetime.fromtimestamp(created_ms / 1000, tz=UTC),
+        prompts=_span(tags.get("prompts", "")),
         **(texts | counts | rates | intervals),
     )
 
@@ -205,6 +207,13 @@ def _interval(tags: Mapping[str, str], key: str) -> tuple[float, float] | None:
 def _span(text: str) -> tuple[int, int] | None:
     found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) -> Number | None:
@@ -221,35 +230,33 @@ def tag_values(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def tags_of(
-    event: VersionPublished, lineage: Lineage, metrics: Mapping[str, float], manifest: str | None
+    event: VersionPublished, lineage: Lineage, manifest: VersionManifest, manifest_digest: str | None
 ) -> dict[str, str]:
-    """Return the tags of a registered version. Few are shown, since MLflow's table of versions has a line for each.
+    """Return the tags of a registered version. Four are shown, since MLflow's table of versions has a line for each.
 
-    `metrics`: of its manifest, and others by name; `manifest`: its SHA-256.
+    `manifest_digest`: the SHA-256 of its file.
     """
-    probe, speed = (metrics.get(f"probe/{name}") for name in ("acceptance", "tokens_per_second"))
-    shown: dict[str, object] = {
-        "run": lineage.run,
-        "target": event.target,
-        "drafter": lineage.drafter,
-        "parent": lineage.parent,
-        "learned": None if lineage.first is None else f"{lineage.first}-{event.offset}",
-        "drift": lineage.drift,
-        "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
-        "probe": None if probe is None else round(probe, 4),
-        "tokens_per_second": None if speed is None else round(speed, 1),
-    }
+    metrics = manifest["metrics"]
+    shown: dict[str, object] = {"run": lineage.run, "reason": event.reason, "changes": event.changes or None}
     hidden: dict[str, object] = {
         "version": event.version,
+        "parent": lineage.parent,
+        "target": event.target,
+        "drafter": lineage.drafter,
+        "prompts": None if lineage.first is None else f"{lineage.first}-{event.offset}",
+        "drift": lineage.drift,
+        "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
         "offset": event.offset,
-        "reason": event.reason,
         "datasets": lineage.datasets,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
-        "manifest": manifest,
+        "drafter_digest": digest_drafter(manifest),
+        "manifest": manifest_digest,
+        "created_at": manifest["created_at"],
     }
     for key, name in _ESTIMATED.items():
-        hidden |= {f"{key}_{end}": metrics.get(f"probe/{name}_{end}") for end in ("low", "high")}
+        (shown if key == "probe" else hidden)[key] = metrics.get(name) and round(metrics[name], 4)
+        hidden |= {f"{key}_{end}": metrics.get(f"{name}_{end}") for end in ("low", "high")}
     tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
     return {key: str(value) for key, value in tags.items() if value is not None}
 
@@ -267,11 +274,6 @@ def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
 
 def version_note(made: VersionPublished, lineage: Lineage) -> str:
     """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
-    prompts = f"on prompts {lineage.first} to {made.offset}"
-    origin = f"trained {prompts}" if lineage.trained else f"not trained {prompts}"
-    return (
-        f"{made.reason} at prompt {made.offset}: {lineage.run}/{made.version} for {made.target}, "
-        f"{'the drafter as it was loaded' if lineage.first is None else origin}"
-        f"{'' if lineage.drift is None else f', the first since the drift at prompt {lineage.drift}'}"
-        f", with {made.cache_entries} cached n-grams."
-    )
+    since = "" if lineage.first is None else f" since prompt {lineage.first}"
+    drift = "" if lineage.drift is None else f", the first version after the drift at prompt {lineage.drift}"
+    return f"{made.reason} at prompt {made.offset}: {made.changes or 'changes unknown'}{since}{drift}"

@@ -123,11 +123,13 @@ def show_version(uri: str, name: str, number: int) -> VersionDetails:
     """
     with open_store(uri) as client, tempfile.TemporaryDirectory() as folder:
         version = resolve(client, Reference(name, number))
-        run = client.get_run(str(version.run_id))
+        run = client.get_run(str(version.run_id)).data
+        above = run.tags.get("mlflow.parentRunId")  # the replay, with the settings
+        params = {**(client.get_run(above).data.params if above else {}), **run.params}
         fetched, tags = download(client, version, Path(folder), MANIFEST).parent, tag_values(version.tags)
         manifest = read_manifest(fetched)
         check_registered(fetched, manifest["digest"], tags)
-        return VersionDetails(_summary(version, version.aliases), manifest, run.data.metrics, run.data.params, tags)
+        return VersionDetails(_summary(version, version.aliases), manifest, run.metrics, params, tags)
 
 
 def fetch_version(reference: str, uri: str, into: Path) -> Path:

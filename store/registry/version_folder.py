@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, cast
@@ -31,6 +32,9 @@ PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".bin", ".pth", ".ckpt", 
 CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".h5", ".keras", ".zip"})
 
 
+Counters = Mapping[str, int]  # `drafter`, `head`, `cache`: changes so far; `cache_entries`, `memory_tokens`: sizes
+
+
 class ManifestFields(TypedDict):
     """Fields of a manifest from the caller; `seal` adds the files and the digest."""
 
@@ -38,11 +42,11 @@ class ManifestFields(TypedDict):
     version: int  # within the run, from 0
     parent: int | None  # within the run; None for the baseline
     run: str
-    offset: int  # stream offset of the last prompt it learned from
+    offset: int  # stream offset of the last prompt before it
     target: str
     drafter: str
     pair: str  # digest of the two vocabularies
-    counters: Mapping[str, int]  # updates in service, changes of the cache, cache entries, ...
+    counters: Counters
     created_at: str  # ISO 8601, UTC
     drift: int | None  # stream offset of the drift to which it is the first response
     metrics: Mapping[str, float]  # `window_...` were measured on the stream since the parent, the others on the probe
@@ -104,6 +108,30 @@ def digest_of(files: Mapping[str, str]) -> str:
 def digest_drafter(manifest: VersionManifest) -> str:
     """Return the digest of the drafter's own files, which is equal for versions with equal drafters."""
     return digest_of({name: one for name, one in manifest["files"].items() if name not in BESIDE_DRAFTER})
+
+
+def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool) -> str:
+    """Say what differs between two states of a drafter, and by how much; "" for nothing.
+
+    >>> one = {"drafter": 2, "head": 0, "cache": 9, "cache_entries": 9, "memory_tokens": 0}
+    >>> describe_changes(one, {**one, "cache": 62, "cache_entries": 62, "memory_tokens": 1728}, drafter_changed=False)
+    'drafter unchanged; n-grams +53, memory +1,728 tokens'
+    """
+    more = Counter(after)
+    more.subtract(before)
+    entries = f"n-grams {more['cache_entries']:+,}" if more["cache_entries"] else "n-grams replaced"
+    parts = [
+        f"head {_format_updates(more['head'])}" if more["head"] else "",
+        entries if more["cache"] else "",
+        f"memory {more['memory_tokens']:+,} tokens" if more["memory_tokens"] else "",
+    ]
+    drafter = f"drafter {_format_updates(more['drafter'])}" if drafter_changed else "drafter unchanged"
+    found = ", ".join(filter(None, parts))
+    return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
+
+
+def _format_updates(count: int) -> str:
+    return f"{count:+,} update{'' if count == 1 else 's'}"
 
 
 def create_temporary_folder(into: Path) -> tempfile.TemporaryDirectory[str]:

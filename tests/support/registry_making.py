@@ -100,7 +100,7 @@ def publish_run(uri: str, folder: Path, count: int, model: str = MODEL, drafter:
     """A finished run of so many versions, which is sent."""
     run = LittleRun(folder, model=model, drafter=drafter)
     for version in range(count):
-        run.publish({"probe/acceptance": 0.1 * version})
+        run.publish({"acceptance": 0.1 * version})
     run.finish()
     assert run.sync(uri).refused == ()
     return run
@@ -111,11 +111,11 @@ def play(folder: Path) -> Iterator[LittleRun]:
     run = LittleRun(folder)
     tokens, greedy = (4, 6, 2, 4, 4), (1, 4, 1, 2, 2)
     probed = {"probe_tokens": tokens, "probe_greedy": greedy, "probe_sampled": greedy, "probe_forwards": (2,) * 5}
-    run.publish({"probe/acceptance": 0.5, "prompts": 0.0}, **probed)
+    run.publish({"acceptance": 0.5, "prompts": 0.0}, **probed)
     yield run
     run.commit(*map(make_completed, range(3)), make_updated(offset=2), make_drifted(offset=1))
     yield run
-    run.publish({"probe/acceptance": 1.5, "prompts": 3.0}, drift=70, **probed)
+    run.publish({"acceptance": 1.5, "prompts": 3.0}, drift=70, **probed)
     yield run
     run.commit(*map(make_completed, range(3, 6)), make_updated(offset=4, part="head"), make_updated(offset=5))
     yield run

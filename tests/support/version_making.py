@@ -66,6 +66,7 @@ def publication(
         acceptance=0.25 * version if version else None,
         folder=str(folder.relative_to(run)),
         digest=digest,
+        changes="drafter +1 update; n-grams +7" if version else "the drafter as it was loaded",
     )
     return folder, event
 

@@ -1,8 +1,7 @@
-// Published versions: the probe, a comparison of two, and the acceptance while each was the latest.
-import { chart, element, fixed, interval, live, make, narrow, pattern, plain, question, room, runs, signed, style, swatch, table, whole } from "./common.js";
+// Published versions: what differs, the probe, and a comparison of two.
+import { chart, element, fixed, interval, live, make, narrow, plain, question, room, runs, signed, style, swatch, table, whole } from "./common.js";
 
 const SHAPES = { baseline: "square", interval: "circle", drift: "triangle-down", end: "diamond" };
-const MOST_NUMBERS = 60;
 const form = element("pair");
 let found = null;
 let registered = [];
@@ -11,34 +10,8 @@ const key = (version) => JSON.stringify([version.run, version.version]);
 const name = (version) => `version ${runs.length > 1 ? `${version.run}/` : ""}${version.version}`;
 const estimate = (found, digits) => (found ? `${found.value.toFixed(digits)} (${found.low.toFixed(digits)} to ${found.high.toFixed(digits)})` : "–");
 
-// The drift before which a version was published. If prompts end out of order, its offset may be the smaller one.
-function causeOf(version, drifts) {
-  if (version.reason !== "drift") return undefined;
-  const distance = (drift) => Math.abs(drift.offset - version.offset - 1);
-  return drifts.reduce((near, drift) => (near && distance(near) <= distance(drift) ? near : drift), undefined);
-}
-
-// The last drift between the parent of a version and the version. A version with the reason "drift" holds the weights
-// that were in service before the response to that drift, so the next version contains the response.
-function answeredBy(version, parent, drifts) {
-  if (!parent) return null;
-  const [before, own] = [causeOf(parent, drifts), causeOf(version, drifts)];
-  return drifts.findLast((drift) => drift === before || (drift !== own && parent.offset < drift.offset && drift.offset <= version.offset)) ?? null;
-}
-
-// The versions in the order of the chosen runs, each with the drift that it answers and its number in the registry.
-function joined({ versions, drifts }) {
-  const sorted = versions.sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
-  return sorted.map((version) => {
-    const parent = sorted.find((other) => other.run === version.run && other.version === version.parent);
-    const own = drifts.filter((drift) => drift.run === version.run && drift.target === version.target);
-    const answered = answeredBy(version, parent, own);
-    return { ...version, steps: version.learned?.steps ?? 0, gained: version.learned?.tokens_gained ?? null, seconds: version.learned?.seconds ?? null, drift: answered, cause: causeOf(version, own) };
-  });
-}
-
-// Of a version that was published before the response to a drift, with the prompt at which that was detected.
-const reasonOf = ({ reason, cause }) => (cause ? `${reason} at prompt ${whole(cause.offset)}` : reason);
+// The versions in the order of the chosen runs.
+const sorted = (versions) => versions.toSorted((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
 
 const rateOf = (name) => (version) => version.probe?.[name]?.value ?? null;
 const registeredOf = (version) => registered.find((row) => row.run === version.run && row.version === version.version);
@@ -96,37 +69,6 @@ function showVerdicts(verdicts) {
   if (words.length) place.append(make("p", { text: `In MLflow, ${words.join("; ")}.` }));
 }
 
-function draw(versions, recalls) {
-  const lines = [...new Set(versions.map((version) => JSON.stringify([version.run, version.target])))].map((line) => JSON.parse(line));
-  const several = new Set(lines.map(([run]) => run)).size < lines.length;
-  const traces = lines.map(([run, target], number) => {
-    const mine = versions.filter((version) => version.run === run && version.target === target && version.acceptance !== null);
-    const parents = new Map(mine.map((version) => [version.version, version]));
-    const look = style(number);
-    const steps = mine.flatMap((version) => (parents.has(version.parent) ? [parents.get(version.parent), version, null] : []));
-    const label = plain(several ? `${run}: ${target}` : run);
-    return [
-      { type: "scatter", mode: "lines", x: steps.map((version) => version && version.offset), y: steps.map((version) => version && version.acceptance), hoverinfo: "skip",
-        line: { color: look.color, dash: look.dash, width: 2 }, legendgroup: label, showlegend: false },
-      { type: "scatter", mode: mine.length > MOST_NUMBERS ? "markers" : "markers+text", cliponaxis: false, name: label, legendgroup: label,
-        showlegend: lines.length > 1, x: mine.map((version) => version.offset), y: mine.map((version) => version.acceptance),
-        error_y: { type: "data", symmetric: false, array: mine.map((version) => version.high - version.acceptance), arrayminus: mine.map((version) => version.acceptance - version.low), color: `${look.color}88`, thickness: 2, width: 4 },
-        text: mine.map((version) => `${version.version}`), textposition: "top center",
-        marker: { color: look.color, size: mine.length > MOST_NUMBERS ? 5 : 11, symbol: mine.map((version) => SHAPES[version.reason] ?? "circle") },
-        hovertext: mine.map((version) => plain(`${name(version)} (${reasonOf(version)}), published at prompt ${whole(version.offset)}\nacceptance while the latest ${fixed(3)(version.acceptance)} ` +
-          `(${fixed(2)(version.low)} to ${fixed(2)(version.high)}) over ${whole(version.judged)} judged tokens\nparent ${version.parent ?? "none"}, ${whole(version.cache_entries)} n-grams`).replaceAll("\n", "<br>")), hoverinfo: "text" },
-    ];
-  }).flat();
-  const marks = recalls.filter((recall) => recall.version !== null).map((recall) => ({
-    x: recall.offset, y: recall.acceptance_best, text: `version ${recall.version} restored`, showarrow: true, arrowhead: 2, ax: 0, ay: -34, font: { size: 12 },
-  }));
-  chart(element("chart"), traces, {
-    annotations: marks, hovermode: "closest",
-    xaxis: { title: { text: "published at prompt" }, range: room(versions.length ? versions.map((version) => version.offset) : [0]), tickformat: ",d", zeroline: false },
-    yaxis: { title: { text: "acceptance while the latest" }, range: [0, Math.min(1.05, 0.15 + Math.max(0.35, ...versions.map((version) => version.high ?? 0)))] },
-  });
-}
-
 // The baseline and the newest version of the first run; of several runs, the newest of the first two that served a prompt.
 function firstChoice(versions) {
   const newest = (run) => versions.findLast((version) => version.run === run && version.prompts) ?? versions.findLast((version) => version.run === run);
@@ -147,24 +89,26 @@ function fillChoices(versions) {
   selects[1].value = key(other);
 }
 
-const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_before)} to ${fixed(3)(drift.rate_after)}, ${drift.action}`;
+// What B has more than A beside the weights.
+function differences(one, other) {
+  const counts = [["head updates", "head_version"], ["n-grams", "cache_entries"], ["memory tokens", "memory_tokens"]];
+  const more = counts.map(([title, key]) => [title, (other[key] ?? 0) - (one[key] ?? 0)]).filter(([, count]) => count);
+  return more.length ? `; B differs by ${more.map(([title, count]) => `${signed(0)(count)} ${title}`).join(", ")}` : "";
+}
 
 // What matters; DETAILS are folded. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is
-// better, unless both versions have the same drafter: their speeds then differ by what each run measured of the machine.
+// better.
 const ROWS = [
   { title: "probe: tokens per second", of: rateOf("speed"), show: (_, version) => estimate(version.probe?.speed, 1), digits: 1, more: true },
   { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
   { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
   { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
   { title: "in service: acceptance", of: (version) => version.acceptance, show: (value, version) => estimate(value === null ? null : { ...version, value }, 3), digits: 3 }, { title: "in service: tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 },
-  { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: reasonOf },
+  { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: (version) => version.reason }, { title: "changes", of: (version) => version.changes },
   { title: "alias", of: (version) => aliasesOf(version).join(", ") || null },
 ];
 const DETAILS = [
   { title: "number in the registry", of: (version) => registeredOf(version)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`) }, { title: "judged tokens", of: (version) => version.judged, show: whole, digits: 0 },
-  { title: "tokens gained", of: (version) => version.gained, show: fixed(0), digits: 0 }, { title: "seconds of learning", of: (version) => version.seconds, show: fixed(1), digits: 1 },
-  { title: "updates while the latest", of: (version) => version.steps, show: whole, digits: 0 },
-  { title: "response to drift", of: (version) => version.drift && driftInWords(version.drift) },
   { title: "published at prompt", of: (version) => version.offset, show: whole }, { title: "parent", of: (version) => version.parent }, { title: "n-grams in the cache", of: (version) => version.cache_entries, show: whole, digits: 0 },
   { title: "drafter's update", of: (version) => version.drafter_version, show: whole, digits: 0 }, { title: "head's update", of: (version) => version.head_version, show: whole, digits: 0 },
   { title: "run", of: (version) => version.run }, { title: "target", of: (version) => version.target }, { title: "folder", of: (version) => version.folder },
@@ -175,10 +119,13 @@ function compare(versions) {
   const [one, other] = [form.elements.a.value, form.elements.b.value].map((value) => versions.find((version) => key(version) === value));
   if (!one || !other) return table(element("compared"), [{ title: "version", of: () => "" }], [], "Two versions");
   const difference = ({ of, digits }) => (digits === undefined || of(one) === null || of(other) === null ? "" : signed(digits)(of(other) - of(one)));
-  const sameDrafter = ["greedy", "sampled", "forwards"].every((rate) => rateOf(rate)(one) === rateOf(rate)(other));
+  const isSame = one.drafter_digest !== "" && one.drafter_digest === other.drafter_digest;
+  element("pair-equal").textContent = isSame ? `Equal drafters: A and B have the same weights${differences(one, other)}.` : "";
+  element("pair-differs").hidden = isSame;
+  if (isSame) return (element("pair-command").textContent = "");
   const cell = (version, rival) => (row) => {
     const [value, theirs] = [row.of(version), row.of(rival)];
-    const better = row.more && !sameDrafter && value !== null && theirs !== null && value > theirs;
+    const better = row.more && value !== null && theirs !== null && value > theirs;
     return make(better ? "b" : "span", { text: `${row.show ? row.show(value, version) : value ?? "–"}`, className: better ? "better" : "" });
   };
   const columns = [
@@ -190,22 +137,6 @@ function compare(versions) {
   const [first, second] = [one, other].map(registeredOf);
   const comparable = first && second && first !== second && first.name === second.name;
   element("pair-command").textContent = comparable ? `omnidraft versions compare ${first.number} ${second.number} --name ${first.name}` : "";
-  bars(one, other);
-}
-
-function bars(one, other) {
-  const datasets = [...new Set([...one.datasets, ...other.datasets].map((row) => row.dataset))];
-  const trace = (version, letter, look, shape) => {
-    const rows = datasets.map((dataset) => version.datasets.find((row) => row.dataset === dataset));
-    return { type: "bar", name: `${letter}: ${plain(name(version))}`, x: datasets.map(plain),
-      y: rows.map((row) => row && row.acceptance), customdata: rows.map((row) => row?.judged ?? 0),
-      text: rows.map((row) => (row ? fixed(3)(row.acceptance) : "none")), textposition: "outside",
-      marker: { color: look.color, pattern: pattern(shape) },
-      hovertemplate: "%{y:.3f} of %{customdata:,d} judged<extra></extra>" };
-  };
-  chart(element("bars"), [trace(one, "A", style(0), ""), trace(other, "B", style(1), "/")], {
-    barmode: "group", margin: { l: 60, r: 10, t: 40, b: 40 }, xaxis: { title: { text: "dataset" }, type: "category" }, yaxis: { title: { text: "acceptance" }, range: [0, 1.08] },
-  });
 }
 
 // An interval, which a narrow column puts below its estimate and does not divide.
@@ -224,10 +155,9 @@ function showAll(versions) {
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
     { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },
     { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true, wide: true },
-    { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: reasonOf }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
+    { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
+    { title: "changes", of: (row) => row.changes || "–" },
     { title: "acceptance in service", of: interval, by: (row) => row.acceptance, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
-    { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true, wide: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true, wide: true },
-    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true, wide: true },
     ...(new Set(versions.map((version) => version.target)).size > 1 ? [{ title: "target", of: (row) => row.target }] : []),
   ].filter(fits), ranked, "All versions, the best on the probe first");
 }
@@ -265,10 +195,12 @@ if (runs.length) {
   live(async (again) => {
     const answer = await question("versions", { again });
     if (!answer) return;
-    found = joined(answer);
+    found = sorted(answer.versions);
     verdicts = answer.verdicts;
+    const equal = verdicts.length > 0 && verdicts.every((verdict) => verdict.equal);
+    document.querySelectorAll("[data-differs]").forEach((part) => (part.hidden = equal)); // the one line says it all
+    if (equal && element("verdict").classList.contains("loading")) element("every").open = false;
     drawProbe(found);
-    draw(found, answer.recalls);
     fillChoices(found);
     show();
     element("shown").textContent = answer.total > found.length ? `The last ${whole(found.length)} of ${whole(answer.total)} are shown.` : "";

@@ -3,7 +3,7 @@ SELECT
     run,
     drafter,
     index,
-    coalesce(sum(decisions) FILTER (outcome <> 'undrafted'), 0)::BIGINT AS proposed_or_drafted,
+    coalesce(sum(decisions) FILTER (outcome NOT IN ('undrafted', 'untranslatable')), 0)::BIGINT AS candidates,
     coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected')), 0)::BIGINT AS judged,
     -- of a tree: not accepted; the rejection of its place, if there is one, is counted at another index
     coalesce(sum(decisions) FILTER (outcome = 'alternative'), 0)::BIGINT AS alternatives,
@@ -11,4 +11,5 @@ SELECT
     accepted / nullif(judged, 0) AS acceptance_rate
 FROM counts_by_place
 GROUP BY run, drafter, index
+HAVING candidates > 0
 ORDER BY run, drafter, index;

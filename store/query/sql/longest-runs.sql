@@ -7,14 +7,14 @@ WITH stretches AS (
     FROM tokens
 ),
 
--- from the first accepted token of a stretch to its last one
+-- from the first accepted token of a stretch to its last one, and the bonus token after it
 trimmed AS (
     SELECT *
     FROM stretches
     WHERE origin <> 'residual'
     QUALIFY position BETWEEN
         min(position) FILTER (origin = 'accepted') OVER (PARTITION BY run, "offset", stretch)
-        AND max(position) FILTER (origin = 'accepted') OVER (PARTITION BY run, "offset", stretch)
+        AND max(position) FILTER (origin = 'accepted') OVER (PARTITION BY run, "offset", stretch) + 1
 )
 
 SELECT

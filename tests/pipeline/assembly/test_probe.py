@@ -78,12 +78,12 @@ def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) 
 
 def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_predicts(config: Config, models: Models):
     examples, found = examples_of(config, models), make_probe(config, models)().metrics
-    assert found["probe/acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
-    assert found["probe/acceptance_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
-    assert found["probe/acceptance_code"] == pytest.approx(expect(models, config, examples[12:]), abs=1e-9)
-    assert 0 < found["probe/acceptance_sampled"] < 1
-    assert found["probe/acceptance_low"] < found["probe/acceptance"] < found["probe/acceptance_high"]
-    assert 1 <= found["probe/tokens_per_forward"] < 6
+    assert found["acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
+    assert found["upon_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
+    assert found["upon_code"] == pytest.approx(expect(models, config, examples[12:]), abs=1e-9)
+    assert 0 < found["under_sampling"] < 1
+    assert found["acceptance_low"] < found["acceptance"] < found["acceptance_high"]
+    assert 1 <= found["tokens_per_pass"] < 6
 
 
 def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models):
@@ -94,15 +94,15 @@ def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models
         [getattr(score, name) for score in found.scores] for name in ("tokens", "pieces", "forwards")
     )
     assert found.plain_seconds == 0.005
-    assert found.metrics["probe/plain_tokens_per_second"] == pytest.approx(200.0)
+    assert found.metrics["tokens_per_second_plain"] == pytest.approx(200.0)
     expected = [
         forward * (0.020 + 5 * piece / token * 0.002) / 2
         for token, piece, forward in zip(tokens, pieces, forwards, strict=True)
     ]
     assert found.seconds == pytest.approx(expected)
     assert all(piece >= token for token, piece in zip(tokens, pieces, strict=True))
-    assert found.metrics["probe/tokens_per_second"] == pytest.approx(sum(tokens) / sum(expected))
-    assert found.metrics["probe/tokens_per_second_low"] < found.metrics["probe/tokens_per_second"]
+    assert found.metrics["tokens_per_second"] == pytest.approx(sum(tokens) / sum(expected))
+    assert found.metrics["tokens_per_second_low"] < found.metrics["tokens_per_second"]
     assert make_probe(config, models)().seconds == ()
 
 
@@ -110,7 +110,7 @@ def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, 
     probe = make_probe(config, models)
     before = probe()
     models.drafter.load_weights([torch.randn_like(weight) for weight in models.drafter.trained_weights])
-    assert probe().metrics["probe/acceptance_sampled"] < before.metrics["probe/acceptance_sampled"]
+    assert probe().metrics["under_sampling"] < before.metrics["under_sampling"]
 
 
 def test_shipped_examples_are_used_where_the_cache_has_none(

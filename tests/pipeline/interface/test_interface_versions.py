@@ -24,7 +24,7 @@ def test_a_registered_version_is_described(published: Published, tiny_pair: Tiny
     assert (version.target, version.drafter) == (str(tiny_pair.target), str(tiny_pair.drafter))
     assert (version.offset, version.digest) == (manifest["offset"], manifest["digest"])
     assert version.created_at == datetime.fromisoformat(manifest["created_at"])
-    assert 0 < version.metrics["probe/acceptance"] < 1
+    assert 0 < version.metrics["acceptance"] < 1
 
 
 def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

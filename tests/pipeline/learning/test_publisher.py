@@ -102,9 +102,7 @@ def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, 
     assert answered == [None, None, 7, None]
 
 
-def test_the_acceptance_is_that_since_the_version_before(
-    publisher: FolderPublisher, drafter: Drafter, tmp_path: Path
-):
+def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     events = list(publisher.publish_baseline())
     for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
         drafter.learn()
@@ -218,6 +216,6 @@ def test_an_interval_waits_for_a_change(publisher: FolderPublisher, drafter: Dra
     list(publisher.publish_baseline())
     found = []
     for offset in range(5):
-        drafter.learn(**{"head": int(offset == 4)})
+        drafter.learn(head=int(offset == 4))
         found += publisher.publish_if_due(make_completed(offset))
     assert [(event.offset, event.reason) for event in found] == [(4, "interval")]

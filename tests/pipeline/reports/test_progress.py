@@ -14,7 +14,7 @@ from pipeline.reports.progress import BUCKET, LiveDisplay, PlainDisplay, make_di
 from store.events import Event
 
 DRIFT = make_drifted(offset=30, dataset="code", rate_before=0.75, action="reset")
-VERSION = make_published(offset=31, version=2, parent=1, reason="drift")
+VERSION = make_published(offset=31, version=2, parent=1, reason="drift", changes="drafter unchanged; n-grams +53")
 DECISION = decision(emitted_bytes=b" once")
 
 
@@ -95,7 +95,7 @@ def test_prompts_of_an_earlier_process_do_not_count_as_speed():
 def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
     lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="ignored", direction="rise"), *prompts(1))
     assert lines[0] == "prompt 30 (code): drift, acceptance 0.750 -> 0.250, reset"
-    assert lines[1] == "version 2, up to prompt 31 (drift)"
+    assert lines[1] == "version 2, up to prompt 31 (drift): drafter unchanged; n-grams +53"
     assert lines[2].endswith("ignored")
     assert lines[3].endswith("version 2, drifts 1"), "a rise that was ignored is none"
 

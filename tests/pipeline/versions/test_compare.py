@@ -3,6 +3,8 @@ them.
 """
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from errno import ENOSPC
@@ -25,21 +27,21 @@ from pipeline.run.rounds import Round
 from pipeline.versions import compare as comparing
 from pipeline.versions import sides as compare_build
 from pipeline.versions.compare import (
+    FIRST_PROMPTS,
     Comparison,
     compare,
     describe_result,
     make_comparison_config,
     read_prompts,
-    require_free,
     table_rows,
 )
-from pipeline.versions.sides import Side, find_common_target, open_sides
+from pipeline.versions.sides import Side, describe_equal, find_common_target, open_sides, require_free
 from pipeline.versions.statistics import MIN_PROMPTS, PairedMetric, PassageCounts, compare_counts
 from store.errors import CorruptError, ModelError, SourceError, UsageError
 from store.events import PromptReceived
 from store.registry.registry import list_versions
 from store.registry.retention import promote
-from store.registry.version_folder import open_version
+from store.registry.version_folder import open_version, seal
 
 MODEL = "omnidraft-drafter"
 COARSE = {"sampling.max_new_tokens": 12, "source.limit": 6, "device": "cpu"}
@@ -122,11 +124,14 @@ def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) 
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
-        (PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4), "#2 accepts more than #1: +0.300"),
-        (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "#2 accepts less than #1: -0.300"),
+        (
+            PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4),
+            "#2 is better than #1: acceptance +0.300 (+0.100 to +0.400) on 8",
+        ),
+        (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "#2 is worse than #1: acceptance -0.300 (-0.400 to -0.100)"),
         (
             PairedMetric(0.2, 0.3, 0.1, -0.1, 0.2),
-            "No significant difference of acceptance between #1 and #2",
+            "No real difference between #1 and #2: acceptance +0.100 (-0.100 to +0.200)",
         ),
         (PairedMetric(None, 0.2, None, None, None), "Nothing was judged on one side on 8 prompts"),
         (PairedMetric(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 8 prompts"),
@@ -134,12 +139,12 @@ def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) 
 )
 def test_a_sentence_states_no_more_than_the_interval(metric: PairedMetric, expected: str):
     comparison = make_comparison({"acceptance_rate": metric})
-    assert next(describe_result(comparison)).startswith(expected)
+    assert describe_result(comparison).startswith(expected)
     assert len(table_rows(comparison)[0]) == 5
 
 
 def test_a_sentence_reports_few_prompts():
-    sentence = next(describe_result(make_comparison({"acceptance_rate": PairedMetric(0.1, 0.2, 0.1, None, None)}, 3)))
+    sentence = describe_result(make_comparison({"acceptance_rate": PairedMetric(0.1, 0.2, 0.1, None, None)}, 3))
     assert sentence == "Too few prompts for an interval: 3, and it takes 8 or more."
 
 
@@ -262,7 +267,7 @@ def run(
     given = {key.replace("__", "."): value for key, value in settings.items()}
     config = Config().with_overrides({**COARSE, **given})
     config = make_comparison_config(config, target=None, sides=sides, as_served=as_served)
-    return compare(config, sides, read_prompts(config, str(source)), "", scratch, lambda done: None)
+    return compare(config, sides, read_prompts(config, str(source)), "", scratch, lambda done, text: None)
 
 
 def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):
@@ -328,7 +333,7 @@ class Arm:
 def with_arms(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path, *arms: Arm) -> Comparison:
     monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
     config = make_comparison_config(Config(), target="x", sides=sides, as_served=False)
-    return compare(config, sides, probe_prompts()[:4], "", tmp_path, lambda done: None)
+    return compare(config, sides, probe_prompts()[:4], "", tmp_path, lambda done, text: None)
 
 
 def test_the_sides_take_turns(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path):
@@ -361,7 +366,7 @@ def test_differing_texts_are_judged_after_the_encoded_prompt(
     monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
     monkeypatch.setattr(comparing, "logit_difference", lambda model, text, one, other: read.append(list(text)) or 0.0)
     with pytest.raises(CorruptError, match="parts at token 1; there the target's logits"):
-        compare(config, sides, [PromptReceived(0, "p", "d", 1, "Ann")], "", tmp_path, lambda done: None)
+        compare(config, sides, [PromptReceived(0, "p", "d", 1, "Ann")], "", tmp_path, lambda done, text: None)
     assert read == [[*models.target_vocabulary.encode("user: Ann\nanswer:")[1:], 1]], "the template has no begin token"
 
 
@@ -378,13 +383,56 @@ def test_the_command_prints_a_table_and_writes_json_and_mlflow(
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 3, "--max-new-tokens", 12)
     printed = run_command("compare", "baseline", "candidate", *options, "--json", tmp_path / "metrics.json")
     assert "acceptance (accepted / judged)" in printed
-    assert "The texts are the same on both sides, token for token." in printed
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["numbers"] == [1, published.newest]
     assert written["settings"]["sources"] == [str(tiny_pair.sums)]
     assert len(written["prompts"]) == 3
-    run = MlflowClient(published.uri).get_run(printed.rpartition("MLflow: run ")[2].strip())
+    (run,) = MlflowClient(published.uri).search_runs(["1"], "tags.kind = 'comparison'", max_results=1)
     assert run.data.metrics["acceptance_rate/change"] == pytest.approx(written["figures"]["acceptance_rate"]["change"])
+
+
+def test_equal_drafters_are_answered_without_decoding(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What differs beside the weights is said, and is compared only as served."""
+    copies = [tmp_path / name for name in ("one", "other")]
+    for folder in copies:
+        shutil.copytree(published.folder(2), folder)
+    manifest = open_version(copies[0])
+    (copies[1] / "head.safetensors").write_bytes(b"another head")
+    seal(copies[1], {**manifest, "counters": Counter(manifest["counters"]) + Counter(head=3)})
+    monkeypatch.setattr(comparing, "compare", lambda *_: pytest.fail("equal drafters were replayed"))
+    printed = run_command("compare", *copies, "--runs", published.runs)
+    assert printed.startswith("equal drafters: ")
+    assert "have the same weights; " in printed
+    assert "has head +3 updates. --as-served" in " ".join(printed.split())
+    assert describe_equal(*(Side("", None, one, open_version(one)) for one in copies), as_served=True) == ""
+    whole = json.loads(run_command("compare", "2", published.folder(2), "--runs", published.runs, "--json", "-"))
+    assert whole["equal"].startswith("equal versions: ")
+
+
+def test_a_comparison_ends_when_the_difference_is_sure(
+    sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+):
+    shown = list[tuple[int, str]]()
+    config = Config().with_overrides(COARSE | {"source.limit": 10, "sampling.max_new_tokens": 4})
+    config = make_comparison_config(config, target=None, sides=sides, as_served=False)
+    prompts = read_prompts(config, str(tiny_pair.sums))
+    for sure in (True, False):
+        monkeypatch.setattr(comparing, "is_sure", lambda change, sure=sure: sure)
+        done = compare(config, sides, prompts, "", tmp_path, lambda *one: shown.append(one))
+        assert len(done.prompts) == (MIN_PROMPTS if sure else 10)
+    texts = dict(reversed(shown))
+    assert texts[FIRST_PROMPTS - 1] == ""
+    assert texts[FIRST_PROMPTS].startswith("acceptance ")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sure"),
+    [(0.01, 0.4, True), (-0.4, -0.01, True), (-0.1, 0.1, False), (-0.01, 0.015, True), (None, None, False)],
+)
+def test_an_interval_is_sure_of_a_difference_or_of_none_that_matters(low: Any, high: Any, sure: bool):
+    assert comparing.is_sure(PairedMetric(0.2, 0.2, 0.0, low, high)) == sure
 
 
 def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: TinyPair, tmp_path: Path):

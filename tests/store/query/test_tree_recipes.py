@@ -54,6 +54,32 @@ def test_accepted_tokens_by_source(tmp_path: Path):
     assert [row["accepted_per_forward"] for row in (memory, text, model)] == [0.4, 0.2, 0.2]
 
 
+def test_every_recipe_and_the_summary_count_the_same_judged_tokens(tmp_path: Path):
+    """By source, by index and by dataset: one number of candidates, judged and accepted tokens."""
+    names = ("candidates", "judged", "accepted")
+    by_source = {row["source"]: [row[name] for name in names] for row in recipe(tmp_path / "a", "accepted-by-source")}
+    by_index: dict[str, list[int]] = {}
+    for row in recipe(tmp_path / "b", "by-position"):
+        sums = by_index.setdefault(row["drafter"], [0, 0, 0])
+        by_index[row["drafter"]] = [one + row[name] for one, name in zip(sums, names, strict=True)]
+    assert by_index == by_source
+    (dataset,) = recipe(tmp_path / "c", "acceptance-by-dataset")
+    assert (dataset["judged"], dataset["acceptance_rate"]) == (by_source["model"][1], 0.5)
+
+
+def test_the_longest_runs_print_the_bonus_token_after_them(tmp_path: Path):
+    """It was said, too, but is not counted as accepted."""
+    events = [
+        decision(),
+        bonus(position=1),
+        block(drafted=1, proposed=1, judged=1, accepted=1, emitted=2),
+        prompt(emitted=2, blocks=1, drafted=1, judged=1, accepted=1, first_judged=1, first_accepted=1),
+    ]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        (row,) = log.recipe("longest-runs").to_pylist()
+    assert (row["accepted_tokens"], len(row["token_ids"])) == (1, 2)
+
+
 def test_the_chances_are_compared_with_what_was_accepted(tmp_path: Path):
     text, memory = recipe(tmp_path, "memory-calibration")
     assert (text["source"], text["chance_from"], text["mean_chance"]) == ("lookup", 0.9, 1.0)

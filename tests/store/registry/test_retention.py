@@ -191,10 +191,11 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
     report = tmp_path / "comparison.json"
     report.write_text("{}")
     metrics = {"acceptance/difference": 0.1, "acceptance/low": 0.05}
-    first = record_comparison(uri, shared, 1, 4, metrics, [report])
-    assert record_comparison(uri, shared, 1, 4, dict(reversed(metrics.items())), [report]) == first
+    first = record_comparison(uri, shared, 1, 4, metrics, [report], (100.0, 130.0))
+    assert record_comparison(uri, shared, 1, 4, dict(reversed(metrics.items())), [report], (100.0, 130.0)) == first
     run = connect(uri).get_run(first)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "#1 and #4")
+    assert (run.info.start_time, run.info.end_time) == (100_000, 130_000), "of the comparison, not of the sending"
     assert run.data.metrics == metrics
     assert run.data.params == {"model": shared, "first": "1", "second": "4"}
     assert run.data.tags["kind"] == "comparison"
@@ -203,7 +204,7 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
     assert sorted(given.model_id for given in run.inputs.model_inputs) == sorted(compared)
     assert [artifact.path for artifact in connect(uri).list_artifacts(first)] == ["comparison.json"]
     report.write_text("[]")
-    assert record_comparison(uri, shared, 1, 4, metrics, [report]) != first
+    assert record_comparison(uri, shared, 1, 4, metrics, [report], (100.0, 130.0)) != first
     listed = [one for one in list_comparisons(uri) if one.name == shared]
     assert [(one.first, one.second) for one in listed] == [(1, 4)] * 2
     assert listed[0].metrics == run.data.metrics
@@ -211,7 +212,7 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
 
 def test_a_comparison_with_an_unknown_version_is_refused(uri: str, shared: str):
     with pytest.raises(ModelError, match="must have a version 9"):
-        record_comparison(uri, shared, 1, 9, {}, [])
+        record_comparison(uri, shared, 1, 9, {}, [], (0.0, 1.0))
 
 
 def move(uri: str, shared: str, to: str) -> None:

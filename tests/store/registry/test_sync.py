@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     root = tmp_path_factory.mktemp("runs")
     run = LittleRun(root / "run-a", datasets=SOURCES)
     for version in range(3):
-        run.publish({"mean_accepted_length": 1.0 + version, "probe/acceptance": 0.25, "judged": math.nan})
+        run.publish({"mean_accepted_length": 1.0 + version, "acceptance": 0.25, "window_judged": 9.0, "lost": math.nan})
     run.finish({"totals": {"acceptance": 0.4, "ratio": None}})
     run.sync(new_store(root))
     return Published(root, default_uri(root))
@@ -58,23 +58,27 @@ def test_versions_are_listed_newest_first_with_parents_and_metrics(published: Pu
     assert [version.number for version in found] == [3, 2, 1]
     assert [version.version for version in found] == [2, 1, 0]
     assert [version.parent for version in found] == [2, 1, None]
-    assert [version.learned for version in found] == [(101, 200), (0, 100), None]
+    assert [version.prompts for version in found] == [(101, 200), (0, 100), None]
     assert [version.acceptance for version in found] == [0.5, 0.25, None]
     assert [version.cache_entries for version in found] == [14, 7, 0]
     assert [version.reason for version in found] == ["interval", "interval", "baseline"]
     assert {version.run for version in found} == {"run-a"}
-    assert abs(datetime.now(UTC) - found[0].created_at).total_seconds() < 600
+    assert {version.created_at for version in found} == {datetime.fromisoformat(CREATED_AT)}, "not when they were sent"
+    assert [version.changes for version in found[1:]] == [
+        "drafter +1 update; n-grams +7",
+        "the drafter as it was loaded",
+    ]
 
 
-def test_each_version_shows_its_own_metrics_those_of_the_probe_first(published: Published):
+def test_each_version_shows_its_own_metrics_and_what_changed(published: Published):
     for number in (1, 2, 3):
         details = show_version(published.uri, MODEL, number)
-        expected = {"version/cache_entries": 7.0 * (number - 1), "mean_accepted_length": float(number)}
-        expected |= {"probe/acceptance": 0.25} | ({"acceptance": 0.25 * (number - 1)} if number > 1 else {})
-        assert details.metrics == expected
+        assert details.metrics == {"acceptance": 0.25, "window_judged": 9.0, "mean_accepted_length": float(number)}
+        shown = {key for key in connect(published.uri).get_model_version(MODEL, str(number)).tags if "." not in key}
+        assert shown == {"run", "reason", "changes", "probe"}, "few, since the table of versions has a line for each"
         assert details.manifest["version"] == number - 1
         assert details.manifest["digest"] == details.tags["digest"] == details.summary.digest
-        assert details.params["version"] == str(number - 1)
+        assert details.params["changes"] == details.summary.changes
         assert details.params["mode"] == "trie"
 
 
@@ -103,9 +107,9 @@ def test_a_version_is_a_nested_run_whose_input_is_the_parents_model(published: P
     model = connect(published.uri).get_logged_model(child.outputs.model_outputs[0].model_id)
     assert str(model.status) == "READY"
     metrics = {metric.key: metric for metric in model.metrics}
-    assert (metrics["acceptance"].value, metrics["acceptance"].step) == (0.5, 200)
-    assert metrics["acceptance"].dataset_name == "docs + code"
-    assert metrics["probe/acceptance"].dataset_name == "probe"
+    assert (metrics["acceptance"].value, metrics["acceptance"].step) == (0.25, 200)
+    assert metrics["window_judged"].dataset_name == "docs + code"
+    assert metrics["acceptance"].dataset_name == "probe"
     assert metrics["acceptance"].timestamp == datetime.fromisoformat(CREATED_AT).timestamp() * 1000
 
 
@@ -241,18 +245,41 @@ def test_the_alias_is_the_newest_that_learned(tmp_path: Path):
     assert {version.aliases for version in others} == {()}
 
 
-def test_a_version_says_what_it_was_trained_on(tmp_path: Path):
+def test_the_alias_follows_a_run_in_which_only_the_memory_changes(tmp_path: Path):
+    """By default a first run may change no weights; its newest version is not its baseline, and they are compared."""
+    uri, run = new_store(tmp_path), LittleRun(tmp_path / "run-a")
+    for _ in range(3):
+        run.publish(drafter_version=0)
+    run.sync(uri)
+    assert [version.aliases for version in list_versions(uri)] == [("candidate",), (), ()]
+
+
+def test_a_registered_model_holds_one_pair(tmp_path: Path):
+    """Numbers and aliases of versions that are not comparable would mix."""
+    uri = new_store(tmp_path)
+    publish_run(uri, tmp_path / "run-a", 1)
+    other = LittleRun(tmp_path / "run-b", drafter="builtin:other")
+    event = other.publish(target="builtin:small")
+    (refused,) = other.sync(uri).refused
+    assert "must hold one pair, drafter for builtin:target, got drafter for builtin:small" in refused
+    assert (event.version, len(list_versions(uri))) == (0, 1)
+
+
+def test_a_version_is_described_by_what_changed(tmp_path: Path):
     uri, run = new_store(tmp_path), LittleRun(tmp_path / "run-c")
     run.publish()
-    run.publish(drafter_version=0, drift=60)
+    run.publish(drafter_version=0, drift=60, changes="drafter unchanged; n-grams +53")
     run.publish(drafter_version=3)
     run.sync(uri)
     notes = [connect(uri).get_model_version(MODEL, str(number)).description for number in range(1, 4)]
-    assert "run-c/0 for builtin:target, the drafter as it was loaded, with" in notes[0]
-    assert "not trained on prompts 0 to 100, the first since the drift at prompt 60, with" in notes[1]
-    assert ", trained on prompts 101 to 200, with" in notes[2]
+    assert notes == [
+        "baseline at prompt 0: the drafter as it was loaded",
+        "interval at prompt 100: drafter unchanged; n-grams +53 since prompt 0, "
+        "the first version after the drift at prompt 60",
+        "interval at prompt 200: drafter +1 update; n-grams +7 since prompt 101",
+    ], "one whose drafter did not change is not called trained"
     tags = show_version(uri, MODEL, 2).tags
-    assert (tags["learned"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-c", "builtin:target")
+    assert (tags["prompts"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-c", "builtin:target")
 
 
 def test_a_version_that_is_damaged_is_named_and_its_successor_has_the_previous_one_as_parent(tmp_path: Path):
@@ -267,7 +294,7 @@ def test_a_version_that_is_damaged_is_named_and_its_successor_has_the_previous_o
     assert "config.json was changed" in refused
     found = {version.version: version for version in list_versions(uri)}
     assert {version: one.parent for version, one in found.items()} == {0: None, 1: found[0].number, 3: found[1].number}
-    assert found[3].learned == (101, 300)
+    assert found[3].prompts == (101, 300)
     run.finish()
     assert run.sync(uri).refused == (refused,), "a finished run, too"
     (run.folder / "versions/000002/config.json").write_bytes(whole)
