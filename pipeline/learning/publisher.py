@@ -158,7 +158,8 @@ class FolderPublisher(Publisher):
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._numbers.next, self._drift, self._published = state["next"], state["drift"], state["published"]
+        self._numbers.next, self._drift, published = state["next"], state["drift"], state["published"]
+        self._published = None if isinstance(published, dict) else published  # a dict in the first checkpoints
         self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state["folders"]]
         self._prompts, self._judged, self._accepted, self._offset = state["counts"]
 
@@ -174,7 +175,7 @@ class FolderPublisher(Publisher):
             self._probed = counters["drafter"], self._probe()
         digest = seal(folder, self._describe(counters, self._probed[1]))
         drafter = digest_drafter(read_manifest(folder))
-        changes = "the drafter as it was loaded"
+        changes = "" if self._folders else "the drafter as it was loaded"
         if before:
             changes = describe_changes(before[0], counters, drafter_changed=drafter != before[1])
             if not changes or digest == before[2]:  # such as an update that was taken back
