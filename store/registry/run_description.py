@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from store.errors import CorruptError
 from store.files import json_bytes, write_whole
-from store.registry.registered_version import metric_name
 
 FILE = "mlflow.json"
 
@@ -59,14 +58,9 @@ class RunDescription:
 
 
 def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a run's summary by flat names: totals, ledger, first and last fifth of datasets."""
+    """Return the finite numbers of a run's totals and of its ledger by their names."""
     totals = summary.get("totals", summary)
-    ledger = {f"ledger/{key}": value for key, value in totals.get("ledger", {}).items()}
-    found: dict[str, Any] = {**totals, **ledger}
-    for dataset, metrics in summary.get("datasets", {}).items():
-        for part in ("first_fifth", "last_fifth"):
-            for name in ("acceptance_rate", "block_efficiency"):
-                found[f"{metric_name(dataset)}/{part}_{name}"] = metrics[part][name]
+    found = {**totals, **totals.get("ledger", {})}
     return {
         key: float(value) for key, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
     }
