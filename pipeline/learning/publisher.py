@@ -38,12 +38,8 @@ class Publisher:
         """Publish a version if one is due. Called after a completed prompt was learned from."""
         return ()
 
-    def end(self) -> Iterable[VersionPublished]:
-        """Publish the last state. Called after the last prompt."""
-        return ()
-
-    def publish_trained(self, offset: int) -> Iterable[VersionPublished]:
-        """Publish what was trained from logs, so many texts. Called once, after the training."""
+    def end(self, offset: int | None = None) -> Iterable[VersionPublished]:
+        """Publish the last state. Called after the last prompt, or after a training on so many texts."""
         return ()
 
     def state_dict(self) -> State:
@@ -137,13 +133,8 @@ class FolderPublisher(Publisher):
         return tuple(self._folders)
 
     @override
-    def end(self) -> Iterator[VersionPublished]:
-        yield from self._publish("end")
-
-    @override
-    def publish_trained(self, offset: int) -> Iterator[VersionPublished]:
-        """Publish the drafter, if any update was accepted, or n-grams and memory are new."""
-        self._offset = offset
+    def end(self, offset: int | None = None) -> Iterator[VersionPublished]:
+        self._offset = self._offset if offset is None else offset
         yield from self._publish("end")
 
     @override

@@ -176,7 +176,7 @@ class LogTraining:
         events.take(self._updates(training, train, counts, show, stop))
         measured["train/acceptance"] = training.best
         self._fill(drafting)
-        published = list(learner.publisher.publish_trained(len(self._train)))
+        published = list(learner.publisher.end(len(self._train)))
         events.take(published)
         return TrainingSummary(
             texts=len(self._texts),

@@ -58,7 +58,7 @@ def record_comparison(
     with open_store(uri) as client:
         pair = [resolve(client, Reference(name, number)) for number in (first, second)]
         experiment = client.get_run(str(pair[1].run_id)).info.experiment_id
-        tags = _tags(identity, pair, metrics)
+        tags = _tags(identity, pair)
         run = find_or_create(
             lambda: find_runs(client, experiment, identity),
             lambda: client.create_run(experiment, began, tags, f"#{first} and #{second}"),
@@ -95,10 +95,9 @@ def list_comparisons(uri: str) -> list[RecordedComparison]:
     ]
 
 
-def _tags(identity: str, pair: Sequence["ModelVersion"], metrics: Mapping[str, float]) -> dict[str, str]:
-    rows = "\n".join(f"| {key} | {value:.4g} |" for key, value in sorted(metrics.items()))
+def _tags(identity: str, pair: Sequence["ModelVersion"]) -> dict[str, str]:
     versions = "\n".join(f"- version {version.version}: {version.description}" for version in pair)
-    note = f"Two versions of {pair[0].name} on the same prompts:\n\n{versions}\n\n| metric | value |\n|---|---|\n{rows}"
+    note = f"Two versions of {pair[0].name} on the same prompts:\n\n{versions}"
     return {
         IDENTITY: identity,
         "kind": "comparison",

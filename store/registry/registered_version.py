@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from store.errors import CorruptError, ModelError
 from store.events import VersionPublished
 from store.files import digest_of
-from store.registry.version_folder import MANIFEST, VersionManifest, digest_drafter
+from store.registry.version_folder import MANIFEST, VersionManifest
 
 Number = TypeVar("Number", int, float)
 HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
 _PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
-_ESTIMATED = {"probe": "acceptance", "tokens_per_second": "tokens_per_second"}  # tags, and the metrics in them
-_TEXTS = ("run", "reason", "changes", "digest", "drafter_digest", "target", "drafter")  # tags as they are
+_TEXTS = ("run", "reason", "changes", "digest", "target", "drafter")  # tags as they are
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
     "States of one drafter for one target, as omnidraft published them: weights, head, n-grams, memory.\n\n"
@@ -37,7 +36,6 @@ class RegisteredVersion:
     offset: int | None
     reason: str | None
     acceptance: float | None
-    cache_entries: int | None
     digest: str | None
     aliases: tuple[str, ...]
     created_at: datetime  # UTC
@@ -46,11 +44,8 @@ class RegisteredVersion:
     probe: float | None = None  # acceptance on the fixed probe, comparable across runs of the target
     target: str | None = None
     drafter: str | None = None  # as it was loaded at the start of the lineage
-    probe_interval: tuple[float, float] | None = None  # of 95%, as the next one
-    tokens_per_second: float | None = None  # to expect on the fixed probe, at the costs that the run measured
-    tokens_per_second_interval: tuple[float, float] | None = None
+    probe_interval: tuple[float, float] | None = None  # of 95%
     changes: str | None = None  # what differs from its parent, in words
-    drafter_digest: str | None = None  # equal for versions with equal drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,22 +181,18 @@ def from_tags(
     """Build a version from the tags that `tags_of` writes. `created_ms`: when MLflow got it, since the epoch."""
     tags = tag_values(tags)
     texts: dict[str, Any] = {key: tags.get(key) for key in _TEXTS}
-    counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "cache_entries", "drift")}
-    rates = {key: _number(tags, key, float) for key in ("acceptance", *_ESTIMATED)}
-    intervals = {f"{key}_interval": _interval(tags, key) for key in _ESTIMATED}
+    counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "drift")}
+    rates = {key: _number(tags, key, float) for key in ("acceptance", "probe", "probe_low", "probe_high")}
+    low, high = rates.pop("probe_low"), rates.pop("probe_high")
     return RegisteredVersion(
         name=name,
         number=number,
         aliases=tuple(sorted(aliases)),
         created_at=_time(tags.get("created_at", "")) or datetime.fromtimestamp(created_ms / 1000, tz=UTC),
         prompts=_span(tags.get("prompts", "")),
-        **(texts | counts | rates | intervals),
+        probe_interval=None if low is None or high is None else (low, high),
+        **(texts | counts | rates),
     )
-
-
-def _interval(tags: Mapping[str, str], key: str) -> tuple[float, float] | None:
-    low, high = (_number(tags, f"{key}_{end}", float) for end in ("low", "high"))
-    return None if low is None or high is None else (low, high)
 
 
 def _span(text: str) -> tuple[int, int] | None:
@@ -236,8 +227,13 @@ def tags_of(
 
     `manifest_digest`: the SHA-256 of its file.
     """
-    metrics = manifest["metrics"]
-    shown: dict[str, object] = {"run": lineage.run, "reason": event.reason, "changes": event.changes or None}
+    probe = {end: manifest["metrics"].get(f"acceptance{end}") for end in ("", "_low", "_high")}
+    shown: dict[str, object] = {
+        "run": lineage.run,
+        "reason": event.reason,
+        "changes": event.changes or None,
+        "probe": None if probe[""] is None else round(probe[""], 4),
+    }
     hidden: dict[str, object] = {
         "version": event.version,
         "parent": lineage.parent,
@@ -248,15 +244,12 @@ def tags_of(
         "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
         "offset": event.offset,
         "datasets": lineage.datasets,
-        "cache_entries": event.cache_entries,
         "digest": event.digest,
-        "drafter_digest": digest_drafter(manifest),
         "manifest": manifest_digest,
         "created_at": manifest["created_at"],
+        "probe_low": probe["_low"],
+        "probe_high": probe["_high"],
     }
-    for key, name in _ESTIMATED.items():
-        (shown if key == "probe" else hidden)[key] = metrics.get(name) and round(metrics[name], 4)
-        hidden |= {f"{key}_{end}": metrics.get(f"{name}_{end}") for end in ("low", "high")}
     tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
     return {key: str(value) for key, value in tags.items() if value is not None}
 

@@ -1,7 +1,6 @@
 """A run does not rely on the wall clock, nor on an MLflow server that answers."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,6 @@ def contents_of(uri: str) -> dict[str, Any]:
             for key, points in run["points"].items()
             if not any(word in key for word in ("seconds", "ledger", "final/", "tokens_per_second"))
         }
-    found["versions"] = [
-        replace(version, tokens_per_second=None, tokens_per_second_interval=None) for version in found["versions"]
-    ]
     return found
 
 

@@ -89,13 +89,6 @@ function fillChoices(versions) {
   selects[1].value = key(other);
 }
 
-// What B has more than A beside the weights.
-function differences(one, other) {
-  const counts = [["head updates", "head_version"], ["n-grams", "cache_entries"], ["memory tokens", "memory_tokens"]];
-  const more = counts.map(([title, key]) => [title, (other[key] ?? 0) - (one[key] ?? 0)]).filter(([, count]) => count);
-  return more.length ? `; B differs by ${more.map(([title, count]) => `${signed(0)(count)} ${title}`).join(", ")}` : "";
-}
-
 // What matters; DETAILS are folded. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is
 // better.
 const ROWS = [
@@ -120,7 +113,7 @@ function compare(versions) {
   if (!one || !other) return table(element("compared"), [{ title: "version", of: () => "" }], [], "Two versions");
   const difference = ({ of, digits }) => (digits === undefined || of(one) === null || of(other) === null ? "" : signed(digits)(of(other) - of(one)));
   const isSame = one.drafter_digest !== "" && one.drafter_digest === other.drafter_digest;
-  element("pair-equal").textContent = isSame ? `Equal drafters: A and B have the same weights${differences(one, other)}.` : "";
+  element("pair-equal").textContent = isSame ? "Equal drafters: A and B have the same weights." : "";
   element("pair-differs").hidden = isSame;
   if (isSame) return (element("pair-command").textContent = "");
   const cell = (version, rival) => (row) => {

@@ -60,7 +60,6 @@ def test_versions_are_listed_newest_first_with_parents_and_metrics(published: Pu
     assert [version.parent for version in found] == [2, 1, None]
     assert [version.prompts for version in found] == [(101, 200), (0, 100), None]
     assert [version.acceptance for version in found] == [0.5, 0.25, None]
-    assert [version.cache_entries for version in found] == [14, 7, 0]
     assert [version.reason for version in found] == ["interval", "interval", "baseline"]
     assert {version.run for version in found} == {"run-a"}
     assert {version.created_at for version in found} == {datetime.fromisoformat(CREATED_AT)}, "not when they were sent"
