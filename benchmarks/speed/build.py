@@ -74,8 +74,8 @@ class TimedPublisher(Publisher):
         yield from self._stopwatch.time(lambda: list(self._publisher.publish_if_due(prompt)))
 
     @override
-    def end(self) -> Iterator[VersionPublished]:
-        yield from self._stopwatch.time(lambda: list(self._publisher.end()))
+    def end(self, offset: int | None = None) -> Iterator[VersionPublished]:
+        yield from self._stopwatch.time(lambda: list(self._publisher.end(offset)))
 
     @override
     def state_dict(self) -> State:
