@@ -120,6 +120,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)
         self.logit_factor = family.logits(config)
         self.logit_cap: float = getattr(config, "final_logit_softcapping", None) or 0.0
+        self._output: PackedMatrix | None = None  # the whole output layer, once it is needed
         self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
         self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
 
@@ -162,9 +163,13 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     @torch.inference_mode()
     def make_output_layer(self, ids: Tensor | None) -> PackedMatrix:  # type: ignore[override] # see `layers`
         """Pack the output layer, or its rows of these ids only. It is never quantised here."""
+        if ids is None and self._output is not None:
+            return self._output
         head = self.model.lm_head
         matrix = read_matrix(head, find_attached(head))
         (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
+        if ids is None:
+            self._output = packed
         return packed
 
     @override

@@ -6,6 +6,7 @@ Shapes: O outputs, I inputs, G groups of inputs, X bytes of an output, B blocks 
 import math
 import mmap
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -21,10 +22,11 @@ from stages.engine.compiled.llvm.emitter import LINE, VECTOR_SIZE
 from stages.engine.compiled.products import COLUMNS, NUMBER_BITS, ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP
-from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix
+from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, release_pages
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 LARGE_PAGE, TOGETHER = 2 << 20, 64 << 20  # bytes of a large page, and of what is reserved at once
+PART_BYTES = 4 << 20  # of a file that a thread packs at a time, and then gives back
 NO_SCALES = torch.empty(0)
 Array = np.ndarray[Any, Any]
 
@@ -106,7 +108,11 @@ def _name_form(codes: Codes) -> str:
 def _read_rows(codes: Codes) -> Bytes:
     """Return the blocks of all outputs: those of the file, or such as a file would hold of what was quantised here."""
     if isinstance(codes, StoredMatrix):
-        return codes.rows_OX if codes.order_O is None else codes.rows_OX[codes.order_O.numpy()]
+        if codes.order_O is None:
+            return codes.rows_OX
+        rows_OX: Bytes = codes.rows_OX[codes.order_O.numpy()]
+        codes.release()
+        return rows_OX
     codes_OGX = codes.codes_OI.unflatten(1, (-1, GROUP))
     if codes.bits == 4:
         low_OGX, high_OGX = codes_OGX.unflatten(2, (2, -1)).unbind(2)
@@ -127,15 +133,24 @@ def _pack_codes(form: str, parts: Sequence[Bytes], bias_O: Tensor | None, input_
     if padded > outputs or any(len(part) % VECTOR_SIZE for part in parts):
         filling = np.zeros((padded - outputs, parts[0].shape[1]), np.uint8)
         parts = [np.concatenate([*parts, filling])]
+    slices = []
+    step = max(1, PART_BYTES // parts[0].shape[1] // VECTOR_SIZE) * VECTOR_SIZE
     for part in parts:
-        end = begin + len(part) // VECTOR_SIZE
-        blocks_BLGX = part.reshape(-1, VECTOR_SIZE, blocks, codes.size)
+        slices += [(begin + start // VECTOR_SIZE, part[start : start + step]) for start in range(0, len(part), step)]
+        begin += len(part) // VECTOR_SIZE
+
+    def write(begin: int, rows: Bytes) -> None:
+        blocks_BLGX = rows.reshape(-1, VECTOR_SIZE, blocks, codes.size)
+        end = begin + len(blocks_BLGX)
         words_BLGX = blocks_BLGX[..., codes.first : codes.first + codes.words * WORD].view(np.int32)
         words_BGXL[begin:end] = words_BLGX.transpose(0, 2, 3, 1)
         for place, first in enumerate(codes.scales):
             scales_BLG = blocks_BLGX[..., first : first + number.itemsize].view(number)[..., 0]
             scales_BGXL[begin:end, :, place] = scales_BLG.transpose(0, 2, 1)
-        begin = end
+        release_pages(rows)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(write, *zip(*slices, strict=True)))
     data, scales = torch.from_numpy(words_BGXL), torch.from_numpy(scales_BGXL)
     return PackedMatrix(kind, outputs, blocks * codes.groups, data, scales, _pad_bias(bias_O))
 

@@ -1,5 +1,6 @@
 """The choice of a forward pass: the fastest that provably computes what a model does (`proof.py`)."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,8 +27,10 @@ from stages.engine.forward_pass.proof import (
 )
 from stages.engine.forward_pass.row_forward import Reading, RowForward, find_rope_switch
 from stages.engine.forward_pass.slot_forward import SlotForward
-from stages.engine.quantisation.modules import ROUNDING, has_groups, round_weights
+from stages.engine.quantisation.modules import ROUNDING, has_groups, is_mapped, round_weights
 from store.errors import ModelError
+
+LOG = logging.getLogger("omnidraft.models")
 
 
 def choose_weights(model: Any) -> str:
@@ -112,6 +115,8 @@ class ForwardSearch:
             ModelError: the model fails, or no forward pass is right.
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
+        if is_mapped(self._model):
+            LOG.info("proving the forward pass of %s, once on this machine", self._name)
         with catch_model_errors() as errors:
             length, longest = check_spans(self._model)
         if errors:

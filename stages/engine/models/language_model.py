@@ -387,4 +387,6 @@ def fingerprint(model: LanguageModel) -> str:
         step = max(1, weight.numel() // SAMPLES)
         numbers = weight.sample(step) if isinstance(weight, StoredMatrix) else weight.detach().flatten()[::step]
         digest.update(numbers.float().cpu().numpy().tobytes())
+        if isinstance(weight, StoredMatrix):
+            weight.release()
     return digest.hexdigest()

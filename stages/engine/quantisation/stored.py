@@ -89,14 +89,7 @@ class StoredMatrix:
 
     def release(self) -> None:
         """Give back the memory of the file's pages that were read; they are read again where they are needed."""
-        owner: Any = self.rows_OX
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        file = owner.obj if isinstance(owner, memoryview) else None
-        if isinstance(file, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            start = self.rows_OX.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
-            begin = start - start % mmap.PAGESIZE
-            file.madvise(mmap.MADV_DONTNEED, begin, start + self.size - begin)
+        release_pages(self.rows_OX)
 
     def _find_rows(self, outputs_N: Tensor) -> Any:
         """Return which rows of the file are these outputs."""
@@ -130,6 +123,18 @@ class StoredMatrix:
         weights_NGX *= groups.scale_OG.numpy()[..., None]
         weights_NGX += groups.minimum_OG.numpy()[..., None]
         return weights_NGX.reshape(len(rows_NX), -1)
+
+
+def release_pages(rows: Bytes) -> None:
+    """Give back the memory of what was read of a view of a file; do nothing for other arrays."""
+    owner: Any = rows
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    file = owner.obj if isinstance(owner, memoryview) else None
+    if isinstance(file, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        start = rows.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+        begin = start - start % mmap.PAGESIZE
+        file.madvise(mmap.MADV_DONTNEED, begin, start + rows.nbytes - begin)
 
 
 Codes = GroupedMatrix | StoredMatrix  # of a matrix: those that it was quantised to here, or those of a file
