@@ -208,6 +208,7 @@ class TargetRunner:
             "stages": [stage.state_dict(saved) for stage in self.stages.all()],
             "learner": self.learner.state_dict(),
             "epoch": self._epoch,
+            "recording": self._recording,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -218,6 +219,7 @@ class TargetRunner:
             stage.load_state_dict(stage_state)
         self.learner.load_state_dict(state["learner"])
         self._epoch = Epoch(*state["epoch"])
+        self._recording = state["recording"]
 
 
 def _never_pause() -> bool:

@@ -276,8 +276,8 @@ class VersionPublished:
     probe_greedy: tuple[int, ...] | None = None
     probe_sampled: tuple[float, ...] | None = None
     probe_forwards: tuple[int, ...] | None = None
-    # At the costs that were measured when the run began: the seconds of each of these texts with such drafts, and those
-    # of a token without drafts. None if the costs were not measured.
+    # At the costs of earlier runs on the machine: the seconds of each of these texts with such drafts, and those
+    # of a token without drafts. None if there were none.
     probe_seconds: tuple[float, ...] | None = None
     probe_plain_seconds: float | None = None
     memory_tokens: int = 0  # that the memory has learned

@@ -73,7 +73,7 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     no random numbers, and leaves rows, kernels and costs of the run alone.
 
     Args:
-        costs: measured when the run began, in seconds; without them no tokens per second are given.
+        costs: of passes in earlier runs, in seconds; without them no tokens per second are given.
     """
     return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))
 

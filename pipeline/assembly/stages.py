@@ -16,7 +16,7 @@ from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.selection import Selection
 from stages.drafting.sources import SourceChooser
-from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
+from stages.drafting.stopping import CostStop, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.engine.models.huggingface import MAKING_MODULES
 from stages.learn.examples.teacher import TrieTeacher
@@ -36,7 +36,6 @@ from store.events import Action
 LOG = logging.getLogger("omnidraft.models")
 
 HEAD_FILE = "head.safetensors"
-PROBE_DRAFT = 4  # pieces of the drafts that are timed
 CHUNK = 128  # prompt tokens that a model reads at once: more take memory and hardly save time
 NODES, DEPTH = 16, 12  # candidates of a tree, and of one path: more cost time to verify and are rarely emitted
 LIVE_BLOCK = 16  # tokens of a block of a server's prefix cache
@@ -46,7 +45,7 @@ SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy dra
 
 @dataclass(frozen=True)
 class Drafting:
-    """The three stages of a block, what of them is saved with a version, and the costs in seconds if measured."""
+    """The three stages of a block, what of them is saved with a version, and the costs in seconds if remembered."""
 
     decode: ChooseDraft
     translate: Translate
@@ -107,12 +106,7 @@ def make_drafting(
         teacher or (make_teacher(models, params.temperature) if learns else None),
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
-    allowed = len(draftable(draft, models.pair))
-
-    def make_timed() -> tuple[Decode, Translate, Verify]:
-        return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None), translate, verify
-
-    costs, seconds = make_costs(draft, params, config.batch, models, allowed, make_timed)
+    costs, seconds = make_costs(draft, params, config.batch, models)
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     usable = head.came_trained or learns
     decode = make_decode(draft, params, models, head, costs, trie, usable=usable, trees=models.target.reads_trees)
@@ -142,35 +136,23 @@ def make_decode(
     """
     rule = make_stop_rule(draft.stop, costs, usable=usable)
     most = draft.max_draft if "model" in draft.sources else 0
-    decode = _decode(draft, params, models, head, rule, most, models.drafter_vocabulary.eos)
+    if draft.temperature is not None:
+        params = replace(params, temperature=draft.temperature)
+    states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
+    decode = Decode(
+        models.drafter,
+        head,
+        rule,
+        params,
+        draftable(draft, models.pair),
+        most,
+        models.drafter_vocabulary.eos,
+        state_logits=states and partial(states.compute_logits, models.name),
+    )
     alternatives = draft.width - 1 if trees and draft.mode in ("trie", "match") else 0
     drops = isinstance(rule, CostStop)
     decode.selection = Selection(costs, trie, MODES[draft.mode].parse, alternatives, drops=drops)
     return decode
-
-
-def _decode(
-    draft: DraftSettings,
-    params: SamplingParams,
-    models: DrafterModels,
-    head: AcceptanceHead,
-    stop_rule: StopRule,
-    max_draft: int,
-    end: int | None,
-) -> Decode:
-    if draft.temperature is not None:
-        params = replace(params, temperature=draft.temperature)
-    states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
-    return Decode(
-        models.drafter,
-        head,
-        stop_rule,
-        params,
-        draftable(draft, models.pair),
-        max_draft,
-        end,
-        state_logits=states and partial(states.compute_logits, models.name),
-    )
 
 
 def make_teacher(models: DrafterModels, temperature: float) -> TrieTeacher:

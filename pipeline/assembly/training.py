@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from pipeline.assembly.costs import LAYER_OVERHEAD
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable, has_copies
 from pipeline.config.settings import Config
@@ -21,6 +20,7 @@ from stages.learn.training.update import TrainingConfig
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
 BYTES = 4  # of their weights
+LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
 HEAD_RATE = 5e-3  # of a head that begins with random weights
 TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (benchmarks/notes/choosing.md)
 HEAD_BATCH, HEAD_BUFFER = 256, 8192  # labels of a step, and those that are kept: of some hundred prompts

@@ -76,12 +76,11 @@ class DraftSettings(Section):
         description="How a draft stops: at the best expected speed ('cost'), only at max_draft ('never'), or where the "
         "acceptance head's estimated probability of a rejection exceeds a number.",
     )
-    costs: Literal["measured", "tracked", "estimated"] | NotNegative = Field(
+    costs: Literal["tracked", "estimated"] | NotNegative = Field(
         default="tracked",
-        description="Source of the costs that determine what is drafted: measured when the run begins and corrected by "
-        "the time of every block ('tracked'), not corrected ('measured'), estimated from model sizes ('estimated'), or "
-        "a number: the cost of one more drafted piece in target passes. All but 'tracked' give equal rows for equal "
-        "costs and seeds.",
+        description="Source of the costs that determine what is drafted: remembered from earlier runs or estimated, "
+        "and corrected by the time of every block ('tracked'), estimated from model sizes alone ('estimated'), or a "
+        "number: the cost of one more drafted piece in target passes. All but 'tracked' give equal rows.",
     )
     width: int = Field(
         default=3,

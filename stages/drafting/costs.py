@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import override
 
@@ -119,6 +119,12 @@ class Costs(CostModel):
     drafter: Curve  # (rows that draft, cost of one piece for each of them), rows ascending
     around: float = 0.0  # cost of all else in a block, whatever is drafted
     per_draft: float = 0.0  # cost of a draft of the model, whatever its length: it is translated and compared
+
+    @classmethod
+    def from_values(cls, values: Sequence[Any]) -> "Costs":
+        """Return the costs of JSON values, as `astuple` gives them."""
+        target, drafter = (tuple((int(size), float(cost)) for size, cost in curve) for curve in values[:2])
+        return cls(target, drafter, *map(float, values[2:]))
 
     @override
     def verification_curve(self) -> tuple[Curve, float]:

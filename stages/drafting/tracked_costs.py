@@ -1,7 +1,7 @@
 """Costs of passes, kept up to date by what blocks take."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 
 import numpy as np
 from typing_extensions import override
@@ -10,11 +10,12 @@ from stages.contract.snapshot import State
 from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve
 
 DECAY = 0.98  # of all sums, per block: costs of drafts that are no longer made are forgotten
-PRIOR_BLOCKS = 4.0  # weight of the costs at the beginning: decays with the sums,
-LEAST_PRIOR = 0.005  # but for this share, which decides about what is not tried
+PRIOR_BLOCKS = 0.5  # weight of the costs at the beginning, which are guessed: decays with the sums,
+LEAST_PRIOR = 0.04  # but for this share, which decides about what is not tried
 COMMON = 10.0  # weight of the factor of what is in every block: what drafts alone explain is theirs
 PRIOR_PIECES = 10.0  # of prompts that the drafter read at no cost
 EARLY, INTERVAL = 32, 8  # blocks after each of which the factors are updated; then between two updates, if none jumps
+KNOWN = 128  # blocks after which the costs are stored for later runs, again and again
 LARGEST_JUMP = 0.5  # of what was expected of a block, and beyond it: it was interrupted, or the first of its kind
 
 
@@ -57,7 +58,7 @@ class _Fit:
 
 
 class TrackedCosts(CostModel):
-    """Costs that were measured when the run began, corrected by the seconds of its blocks.
+    """Costs that are estimated or remembered when a run begins, corrected by the seconds of its blocks.
 
     A pass costs what the curve says, times a factor, and more for each token, for a tree and for a draft of the model:
     its pieces are translated and compared. All else in a block has a cost, whatever is drafted, and more for a tree,
@@ -83,9 +84,14 @@ class TrackedCosts(CostModel):
 
     Args:
         start: the costs at the beginning, in seconds or a larger unit.
+        store: called now and then with the costs in seconds that explain recent blocks, for later runs.
     """
 
-    def __init__(self, start: Costs) -> None:
+    def __init__(self, start: Costs, store: Callable[[Costs], None] = lambda costs: None) -> None:
+        self._store = store
+        self._begin(start)
+
+    def _begin(self, start: Costs) -> None:
         self.start = start
         self._curves = replace(start, around=0.0, per_draft=0.0)
         self._least, self._plain = start.target[0]  # of the smallest pass: tokens, and the cost, of which factors are
@@ -164,14 +170,28 @@ class TrackedCosts(CostModel):
         self._prompts = DECAY * self._prompts + block.prompts.seconds / self._seconds
         self._pieces = DECAY * self._pieces + (1 - DECAY) * PRIOR_PIECES + block.prompts.pieces
         self._curve = self._compute_curve()
+        if self._number % KNOWN == 0:
+            self._store(self._to_costs())
+
+    def _to_costs(self) -> Costs:
+        """Return the present costs without those of trees and prompts, which the first ones show."""
+        target, around = self._curve
+        drafter = tuple((rows, self.drafting_cost(rows)) for rows, _ in self._curves.drafter)
+        return Costs(target, drafter, around, self.drafts_cost([1]) - self.drafting_cost(1))
 
     @override
     def state_dict(self) -> State:
         sums = self._unit, self._blocks, self._prompts, self._pieces, self._number
-        return {"pass": self._pass.state_dict(), "rest": self._rest.state_dict(), "sums": sums}
+        return {
+            "start": astuple(self.start),
+            "pass": self._pass.state_dict(),
+            "rest": self._rest.state_dict(),
+            "sums": sums,
+        }
 
     @override
     def load_state_dict(self, state: State) -> None:
+        self._begin(Costs.from_values(state["start"]))  # of which the factors are
         self._pass.load_state_dict(state["pass"])
         self._rest.load_state_dict(state["rest"])
         self._unit, self._blocks, self._prompts, self._pieces, self._number = state["sums"]

@@ -39,7 +39,7 @@ def read_versions(log: LogReader) -> dict[str, Any]:
     Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1), `forwards` (tokens
     per target forward) and `speed` (tokens per second) with intervals, and `plain`, the tokens per second without
     drafts; and `gain`, how much larger each rate is than that of the baseline of its target. Both are None if the probe
-    was not measured, `speed` and `plain` if the costs were not. `verdicts` has sentences for each run and target, one
+    was not measured, `speed` and `plain` if no costs were known. `verdicts` has sentences for each run and target, one
     where all drafters are `equal`.
     """
     served = {_key_of(row): row for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS)))}

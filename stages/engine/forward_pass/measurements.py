@@ -36,37 +36,45 @@ class Measurements:
 
     def __init__(self, recorded: dict[str, Any] | None = None) -> None:
         self.recorded = recorded
-        self._present: dict[str, Any] = {}  # of this process, where nothing is recorded
 
     def get_or_measure(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
         """Return the stored measurement of this key, machine and number of threads; measure it if there is none.
 
         Keys and measurements are JSON values.
         """
-        name = f"{kind}-{digest_json(kind, key)[:32]}"  # independent of the machine
-        if self.recorded is not None and name in self.recorded:
-            return self.recorded[name]
-        here = processor_name(), os.cpu_count(), torch.get_num_threads(), torch.__version__
-        path = cache_path(kind, digest_json(kind, key, *here), "json")
-        measured = None
-        if path:
-            with suppress(OSError, ValueError):
-                measured = json.loads(path.read_text(encoding="utf-8"))
+        measured = self.recall(kind, key)
         if measured is None:
             measured = measure()
-            if path:
-                write_atomically(path, lambda file: file.write(json.dumps(measured).encode()))
-        if self.recorded is not None:
-            self.recorded[name] = measured
+            self.remember(kind, key, measured)
+            if self.recorded is not None:
+                self.recorded[_name_of(kind, key)] = measured
         return measured
 
-    def measure_once(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
-        """Return the recorded measurement of the run; measure at its first call, and do not look at earlier runs.
-
-        For what depends on the present load of the machine. The arguments are those of `get_or_measure`.
+    def recall(self, kind: str, key: list[Any]) -> Any:
+        """Return what is stored for this key, machine and number of threads, or None. A run that resumes reads what it
+        read when it began.
         """
-        name = f"{kind}-{digest_json(kind, key)[:32]}"
-        recorded = self._present if self.recorded is None else self.recorded
-        if name not in recorded:
-            recorded[name] = measure()
-        return recorded[name]
+        name = _name_of(kind, key)
+        if self.recorded is not None and name in self.recorded:
+            return self.recorded[name]
+        found = None
+        if path := _find_path(kind, key):
+            with suppress(OSError, ValueError):
+                found = json.loads(path.read_text(encoding="utf-8"))
+        if self.recorded is not None:
+            self.recorded[name] = found
+        return found
+
+    def remember(self, kind: str, key: list[Any], value: Any) -> None:
+        """Store a value for later runs; what this run has read does not change."""
+        if path := _find_path(kind, key):
+            write_atomically(path, lambda file: file.write(json.dumps(value).encode()))
+
+
+def _name_of(kind: str, key: list[Any]) -> str:
+    return f"{kind}-{digest_json(kind, key)[:32]}"  # independent of the machine
+
+
+def _find_path(kind: str, key: list[Any]) -> Path | None:
+    here = processor_name(), os.cpu_count(), torch.get_num_threads(), torch.__version__
+    return cache_path(kind, digest_json(kind, key, *here), "json")

@@ -38,7 +38,7 @@ class ProbeResult:
 
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name
     scores: Sequence[ProbeScore] = ()  # per prompt, in the order of the prompts; none if nothing was measured
-    # per prompt, what its text takes with the drafts of `ProbeScore.forwards`; none without measured costs
+    # per prompt, what its text takes with the drafts of `ProbeScore.forwards`; none without such costs
     seconds: Sequence[float] = ()
     plain_seconds: float | None = None  # what a token takes without drafts
 
