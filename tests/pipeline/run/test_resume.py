@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,31 @@ def test_it_makes_no_difference_where_a_run_was_stopped(tiny_pair: TinyPair, tmp
         whole = in_one_go(config, tmp_path / "whole")
         parts, stops = in_parts(config, tmp_path / "parts", every=6)
     assert stops >= 5
+    assert differences(whole, parts) == []
+
+
+@pytest.mark.parametrize("costs", ["estimated", "tracked"])
+def test_costs_continue_from_the_checkpoint(
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, costs: str
+):
+    """By a clock that counts its readings tracked costs differ from block to block, but not by where a run stopped."""
+    for module in ("pipeline.assembly.loop", "stages.decode"):
+        readings = count()
+        monkeypatch.setattr(f"{module}.perf_counter", lambda readings=readings: float(next(readings)))
+    config = config_of(tiny_pair, draft__costs=costs, draft__pause=True, batch=2)
+    begun: list[float] = []
+
+    def see_costs(loop: Loop) -> Callable[[Event], None]:
+        (runner,) = loop.runners.values()
+        begun.append(
+            runner.stages.decode._costs.verification_cost(9) / runner.stages.decode._costs.verification_cost(2)
+        )
+        return lambda event: None
+
+    whole = in_one_go(config, tmp_path / "whole", see_costs)
+    parts, stops = in_parts(config, tmp_path / "parts", 6, see_costs)
+    assert stops >= 5
+    assert len(set(begun)) == (1 if costs == "estimated" else len(begun) - 1)
     assert differences(whole, parts) == []
 
 
