@@ -74,7 +74,7 @@ def _estimate_pass(model: LanguageModel, tokens: int, share: float = 1.0) -> flo
     """Return the seconds of a pass. `share`: of the weights, those that are not in the processor's caches."""
     memory, operations = CPU_RATES if model.device.type == "cpu" else GPU_RATES
     read, computed = share * mean_bytes(model.model, model.weights) / memory, 2 * tokens / operations
-    return model.parameters * (read + computed) + LAYER_SECONDS * model.layers
+    return float(model.parameters * (read + computed) + LAYER_SECONDS * model.layers)
 
 
 def _blend(remembered: Costs, estimated: Costs) -> Costs:
