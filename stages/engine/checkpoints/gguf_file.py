@@ -23,6 +23,7 @@ from store.errors import ModelError
 _MAGIC = b"GGUF"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # of a text
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 # By general.type or general.architecture: files that belong to a model.
 _PROJECTOR = "is the projector of a model of images or sound; name the file of its language model"
@@ -113,9 +114,17 @@ class _Header:
         return values
 
     def text(self) -> str:
-        (length,) = self.numbers("Q")
-        start, self.position = self.position, self.position + length
-        return bytes(self.data[start : self.position]).decode(errors="replace")
+        return self.texts(1)[0]
+
+    def texts(self, count: int) -> list[str]:
+        """Return consecutive texts. A vocabulary and its merges are hundreds of thousands."""
+        data, position, read, found = self.data, self.position, _LENGTH.unpack_from, []
+        for _ in range(count):
+            (length,) = read(data, position)
+            start, position = position + _LENGTH.size, position + _LENGTH.size + length
+            found.append(str(data[start:position], "utf-8", "replace"))
+        self.position = position
+        return found
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -124,6 +133,8 @@ class _Header:
             kind, count = self.numbers("IQ")
             if kind in _NUMBERS:
                 return list(self.numbers(f"{count}{_NUMBERS[kind]}"))
+            if kind == _STRING:
+                return self.texts(count)
             return [self.value(kind) for _ in range(count)]
         return self.numbers(_NUMBERS[kind])[0]
 
