@@ -19,7 +19,8 @@ from store.events import Event, PromptCompleted, PromptReceived
 from store.log.run_log import Commit, RunLog
 
 NOBODY = "http://127.0.0.1:9"  # no MLflow server is there
-VARYING = ("seconds", "waited", "digest", "created")  # fields that differ from run to run
+# Fields that differ from run to run, or with the memory, which only a local learner publishes.
+VARYING = ("seconds", "waited", "digest", "created", "memory_tokens", "changes")
 
 
 def prompts(count: int) -> Iterator[PromptReceived]:
