@@ -1,7 +1,7 @@
 """Products of a few rows with a matrix, from its stored form: codes in groups, or numbers of 16 or 32 bits.
 
 A block of `VECTOR_SIZE` outputs is computed at once, one output per number of a vector. A vector holds codes of the
-same four inputs of all outputs (`codes.py`), or the numbers of one input: they are unpacked once for up to `TILE` rows.
+same four inputs of all outputs (`codes.py`), or the numbers of one input: they are unpacked once for up to `MOST` rows.
 Of a group, a row's sum is `scale * ((codes - middle) . inputs) + minimum * (sum of the inputs)`.
 
 The sums of a row are added in the same order for every number of rows, so a row has the same bits alone and in any
@@ -36,7 +36,7 @@ from stages.engine.compiled.steps import Field, Header
 from stages.engine.quantisation.groups import GROUP
 
 COLUMNS = 2  # blocks that are computed together: a processor reads several parts of the memory faster than one
-TILE = 4  # rows that share the unpacking of codes: the sums of all rows and blocks fit the 32 registers of AVX-512
+TILE = 4  # rows that share a load of unpacked codes; six and eight are slower (benchmarks/notes/passes.md)
 NARROW_TILE = 2  # with 16 registers of half the size
 MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
 STEP = 8  # groups that are unpacked, and then multiplied with all rows
