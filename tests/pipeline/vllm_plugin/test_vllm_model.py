@@ -62,6 +62,7 @@ def test_a_learner_of_the_engine_learns_and_is_continued(
     while not served:
         assert runner.run(prompts, MOST) == texts
         served = version_of(proposer)
+        time.sleep(0.2)  # the learner yields to decoding
         assert time.monotonic() < deadline, "an update is served"
     proposer.close()
     with LogReader([tmp_path / "run"]) as log:
