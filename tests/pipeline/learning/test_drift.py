@@ -150,6 +150,10 @@ def test_the_change_is_where_the_sides_differ_most(rates: list[float], place: in
     assert change_point(rates) == place
 
 
+def test_a_fall_is_found_after_a_larger_rise():
+    assert change_point([0.1, 0.8, 0.9, 0.8, 0.9, 0.3, 0.4], falls_only=True) == 5
+
+
 def test_a_fall_after_a_long_rise_is_a_fall():
     """While the drafter learns the rate climbs for hundreds of prompts; the last of them decide, not the first."""
     climbing = [0.2 + 0.3 * number / 300 for number in range(300)]
