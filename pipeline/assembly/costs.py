@@ -13,7 +13,7 @@ from stages.engine.quantisation.modules import mean_bytes
 from stages.sampling.params import SamplingParams
 
 FORMAT = 5  # of what is remembered: goes up when costs change without their key
-# Bytes that are read and operations, per second. On two cores of an AMD EPYC a pass takes 5.9 ms for one token with
+# Bytes that are read and operations, per second. On two cores of an Intel Xeon a pass takes 5.9 ms for one token with
 # SmolLM2-135M in four bits, 60 with Qwen2.5-Coder-1.5B, and .9 and 10 more for each token more, a piece of a small
 # drafter .5. What drafts cost, tokens and pieces, is set to about half of that: what seems cheap is tried and so
 # corrected, what seems dear is not tried.

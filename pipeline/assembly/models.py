@@ -153,7 +153,7 @@ def load_models(
     sources = {name: locate(name, uri, fetched) for name in names}
     if device == "cpu":
         needs = {name: estimate_memory(found, config.dtype) for name, found in sources.items()}
-        drafter_need = estimate_memory(source, config.dtype, trained=config.learn.enabled)
+        drafter_need = estimate_memory(source, config.dtype, trained=config.learn.enabled or config.learn.lora)
         require_memory({config.drafter: drafter_need, **needs})
     drafter = load_drafter(config, source, device, measurements)
     targets = {

@@ -44,7 +44,7 @@ def make_detector(name: str, delta: float) -> Detector:
     """Return a new detector as configured."""
     if name == "ranks":
         return RankDetector(ALARM_INTERVAL, GRACE)
-    from river.drift import ADWIN, NoDrift, PageHinkley  # a second
+    from river.drift import ADWIN, NoDrift, PageHinkley  # takes a second
 
     if name == "adwin":
         return ADWIN(delta=delta, clock=1, grace_period=GRACE)

@@ -149,8 +149,7 @@ class FolderPublisher(Publisher):
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._numbers.next, self._drift, published = state["next"], state["drift"], state["published"]
-        self._published = None if isinstance(published, dict) else published  # a dict in the first checkpoints
+        self._numbers.next, self._drift, self._published = state["next"], state["drift"], state["published"]
         self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state["folders"]]
         self._prompts, self._judged, self._accepted, self._offset = state["counts"]
 

@@ -243,7 +243,7 @@ class NgramTable:
 
     def load_state_dict(self, state: State) -> None:
         """Replace the table by a saved one, bit for bit; of one with a larger budget, what does not fit is evicted."""
-        slots, self._clock, self.learned_tokens = (*state["sizes"], 0)[:3]  # the first checkpoints have two
+        slots, self._clock, self.learned_tokens = state["sizes"]
         self._allocate(slots)
         places_U = state["arrays"]["places"].numpy()
         for name, array in zip(TableArrays._fields, self.lines(), strict=True):

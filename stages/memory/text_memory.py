@@ -237,7 +237,7 @@ def _read(path: Path) -> tuple[str, State, list[list[float]]]:
             metadata = json.loads((file.metadata() or {})["memory"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         cells = [tensors.pop(name).tolist() for name in ("hits", "trials")]
-        sizes = metadata["slots"], metadata["clock"], metadata.get("tokens", 0)
+        sizes = metadata["slots"], metadata["clock"], metadata["tokens"]
         return metadata["vocabularies"], {"sizes": sizes, "arrays": tensors}, cells
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} must hold the memory of a version, but: {error}") from error

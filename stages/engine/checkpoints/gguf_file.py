@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from stages.engine.checkpoints.gguf_blocks import read_groups
-from stages.engine.quantisation.groups import GroupedMatrix
 from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
 
@@ -65,10 +64,6 @@ class StoredTensor:
         from gguf.quants import dequantize
 
         return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
-
-    def read_groups(self) -> GroupedMatrix | None:
-        """Return the codes of a quantised matrix as they are stored; None if its type has no groups."""
-        return read_groups(self.name, self._rows)
 
     def map_matrix(self, order_O: Tensor | None) -> StoredMatrix | None:
         """Return a quantised matrix as it is stored, unread; None for others, and for types without groups.

@@ -140,13 +140,13 @@ def load_gguf_model(
     attention: str,
     *,
     codes: bool = False,
-    maps: Callable[[Any], bool] = lambda model: False,
+    maps: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Make the model of a file, with all of its weights in one type.
 
     Args:
         codes: whether linear modules keep the codes of their weights too (`stages/engine/quantisation/modules.py`).
-        maps: whether the quantised matrices of a model, given without weights, stay in the file instead.
+        maps: whether the quantised matrices of a model, given without weights, stay in the file; None: never.
     """
     config = make_config(file)
     config.name_or_path = str(file.path)
@@ -155,7 +155,7 @@ def load_gguf_model(
         model = made._from_config(config, dtype=dtype, attn_implementation=attention)
     expected = model.state_dict()
     sources = _find_sources(file, config, expected)
-    if maps(model):
+    if maps and maps(model):
         return _map_model(file, model, sources, expected)
     weights = _read_weights(file, config, sources, expected)
     weights = {name: weight.to(dtype) for name, weight in weights.items()}

@@ -78,7 +78,7 @@ def load_causal_model(
     device: str,
     *,
     codes: bool = False,
-    maps: Callable[[Any], bool] = lambda model: False,
+    maps: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Load a causal language model from a hub name, a folder or a GGUF file to a device.
 
@@ -92,7 +92,7 @@ def load_causal_model(
         codes: whether linear modules of a quantised GGUF file, or of a folder that was converted from one, keep the
             codes of their weights.
         maps: whether the quantised matrices of a GGUF file stay there instead of being dequantised, given the model
-            without weights; only in float32 on the CPU.
+            without weights; only in float32 on the CPU. None: never.
 
     Raises:
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
@@ -101,7 +101,7 @@ def load_causal_model(
     with explain_errors("model", source), MAKING_MODULES:
         file = find_gguf(source)
         if file:
-            model = _load_gguf(read_gguf(file), dtype, codes=codes, maps=lambda model: device == "cpu" and maps(model))
+            model = _load_gguf(read_gguf(file), dtype, codes=codes, maps=maps if device == "cpu" else None)
         elif is_adapter_folder(source):
             base = read_base_model(source)
             model = merge_lora(load_causal_model(base, dtype, "cpu"), source)
@@ -122,16 +122,14 @@ def _attach_origin(path: Path, model: Any) -> None:
         attach_codes(file, model)
 
 
-def _load_gguf(file: GgufFile, dtype: str, *, codes: bool, maps: Callable[[Any], bool]) -> Any:
+def _load_gguf(file: GgufFile, dtype: str, *, codes: bool, maps: Callable[[Any], bool] | None) -> Any:
     require_own_bits(file)
     kinds = {tensor.float_type for tensor in file.tensors.values()}
     half = next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), torch.float32)
     wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
     if has_family(file):
-        in_float32 = wanted == torch.float32
-        return _with_attention(
-            lambda kind: load_gguf_model(file, wanted, kind, codes=codes, maps=lambda model: in_float32 and maps(model))
-        )
+        maps = maps if wanted == torch.float32 else None
+        return _with_attention(lambda kind: load_gguf_model(file, wanted, kind, codes=codes, maps=maps))
     require_reader(file)
     model = _load_whole(AutoModelForCausalLM, str(file.path.parent), gguf_file=file.path.name, dtype=wanted)
     for part in (model.config, model):  # the weights are plain tensors now

@@ -363,9 +363,7 @@ def load_model(
         trained: whether its weights are trained or saved; else the matrices of a GGUF file stay in the file, if the
             compiled forward pass is for this model.
     """
-    model = load_causal_model(
-        source, dtype, device, codes=True, maps=lambda made: not trained and fits_compiled_forward(made)
-    )
+    model = load_causal_model(source, dtype, device, codes=True, maps=None if trained else fits_compiled_forward)
     if not has_compiled_forward(model):
         drop_groups(model)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)

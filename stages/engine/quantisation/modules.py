@@ -110,10 +110,12 @@ def mean_bytes(model: Any, weights: str) -> float:
         return float(model.dtype.itemsize)
     size, numbers = 0.0, 0
     for linear in _find_linears(model):
-        groups, stored = linear.__dict__.get(_NAME), find_stored(linear)
-        own = stored.bits if stored else groups.bits if groups else None
-        bits, count = own or QUANTISED_BITS.get(weights), math.prod(weight_shape(linear))
-        size += count * ((bits + 1) / 8 if bits else model.dtype.itemsize)
+        codes, count = find_stored(linear) or linear.__dict__.get(_NAME), math.prod(weight_shape(linear))
+        if isinstance(codes, StoredMatrix):
+            size += codes.size
+        else:
+            bits = codes.bits if codes else QUANTISED_BITS.get(weights)
+            size += count * (bits / 8 + 8 / GROUP if bits else model.dtype.itemsize)  # two scales of 32 bits a group
         numbers += count
     return size / max(1, numbers)
 

@@ -82,11 +82,6 @@ class StoredMatrix:
         weights = dequantize(blocks_NX, kind).reshape(-1, block)
         return torch.from_numpy(weights[np.arange(len(places)), places % block])
 
-    def read_groups(self) -> GroupedMatrix | None:
-        """Return the codes; None if the type has no groups."""
-        groups = self.read(self.kind, self.rows_OX)
-        return groups if groups is None or self.order_O is None else groups.take(self.order_O)
-
     def release(self) -> None:
         """Give back the memory of the file's pages that were read; they are read again where they are needed."""
         release_pages(self.rows_OX)

@@ -110,9 +110,9 @@ def test_the_bytes_of_a_weight_are_those_of_its_codes_in_formats_of_few_bits():
     attach_groups(model[0], groups)
     found = {name: mean_bytes(model, name) for name in ("codes", "int4", "int8", "fastest")}
     assert found == {
-        "codes": (5 / 8 + 4) / 2,
-        "int4": 5 / 8,
-        "int8": (5 / 8 + 9 / 8) / 2,
+        "codes": (6 / 8 + 4) / 2,
+        "int4": 6 / 8,
+        "int8": (6 / 8 + 10 / 8) / 2,
         "fastest": 4.0,
     }
 
