@@ -5,6 +5,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in front of torch: every core has a process of tests for itself
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a thread per tiny tensor waits for its turn on a busy machine
 os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
 import logging

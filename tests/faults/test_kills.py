@@ -68,11 +68,14 @@ def test_the_stream_contains_everything_that_a_run_could_lose_and_leaves_no_stra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_inside_a_commit_changes_nothing(stream: Stream, whole: Path, tmp_path: Path, place: str):
-    """The kills are at the fourth commit, and at the second commit of the resumed process."""
-    for count in (4, 2):
+    """The kills are at the first commit, then at the fourth and the second of the resumed processes."""
+    run = tmp_path / "run"
+    for count in (1, 4, 2):
         world = World(tmp_path / "world", environment={VARIABLE: f"{place}={count}"})
-        assert next_life(stream, tmp_path / "run", world).end().status == -signal.SIGKILL
-    assert_same(resume_run(tmp_path / "run", tmp_path / "world"), whole)
+        assert next_life(stream, run, world).end().status == -signal.SIGKILL
+        if count == 1 and place != PLACES[2]:
+            assert read_manifest(run).checkpoint is None, "it starts from the beginning"
+    assert_same(resume_run(run, tmp_path / "world"), whole)
 
 
 def die_before_calls(stream: Stream, folder: Path, numbers: list[int]) -> Path:
@@ -99,15 +102,6 @@ def test_a_kill_between_two_changes_of_files_changes_nothing(
 def test_kills_between_all_changes_of_files_change_nothing(stream: Stream, whole: Path, tmp_path: Path, first: int):
     """Calls 1 to 60 in turn each kill one process; a process that is killed at once makes no progress."""
     assert_same(die_before_calls(stream, tmp_path, [150, first, first + 15, first + 30, first + 45]), whole)
-
-
-@pytest.mark.slow
-def test_a_run_killed_before_its_first_commit_starts_from_the_beginning(stream: Stream, whole: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    world = World(tmp_path / "world", environment={VARIABLE: f"{PLACES[0]}=1"})
-    assert Life(world, stream.begin(run)).end().status == -signal.SIGKILL
-    assert read_manifest(run).checkpoint is None
-    assert_same(resume_run(run, tmp_path / "world"), whole)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from compiled_code import link_compiled
+from compiled_code import copy_cache
 from faulty_runs import Ended, Life, Stream, World, differences, rows_of, strays
 from object_serving import ObjectServer
 from serving import mlflow_server
@@ -30,7 +30,7 @@ class Machines:
         self._number += 1
         folder = self._folder / f"machine-{self._number}"
         own = {"OMNIDRAFT_CACHE": str(folder / "cache")}
-        link_compiled(folder / "cache")
+        copy_cache(folder / "cache")
         return Life(World(folder, environment={**self._environment, **own, **environment}), words)
 
     def resume_elsewhere(self, place: str, *more: object) -> Ended:

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import chdir
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from constants import constants, with_constants
 from faulty_runs import CONSTANTS as FAULTY
 from faulty_runs import NOBODY, PROGRAM, SETTINGS
@@ -101,7 +101,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     killed = {"OMP_NUM_THREADS": "1", VARIABLE: "commit: after the manifest=1"}
     environment = {**os.environ, **with_constants(**STORED), **killed}
     command = [sys.executable, "-c", KILLED, *words, "--run", "run"]
-    ended = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    ended = warm_python.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     return folder / "run"
 

@@ -6,7 +6,6 @@ It is the file that `omnidraft zoo smollm2-135m` fetches; `transformers` with th
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Container
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm_python
 from faulty_runs import rows_of
 from real_models import config_for, encode, generate, load_plain, needs_smollm2
 from replaying import run_replay, table_of
@@ -85,6 +85,7 @@ def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
+@pytest.mark.representatives("4")
 @pytest.mark.parametrize("batch", [1, 4])
 def test_greedy_chats_equal_generate_while_the_drafter_learns(
     smollm2: str, questions: list[Path], tmp_path: Path, batch: int
@@ -92,7 +93,7 @@ def test_greedy_chats_equal_generate_while_the_drafter_learns(
     config = config_for([smollm2], questions, batch=batch, sampling__max_new_tokens=NEW_TOKENS)
     run_replay(config, tmp_path)
     prompts = rows_by_offset(tmp_path, "prompts")
-    assert len(prompts) == 40
+    assert len(prompts) == 20
     assert len({row["dataset"] for row in prompts}) == 4
     found = emitted_by(tmp_path)
     expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))
@@ -152,7 +153,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, question
     settings.write_text(format_settings(config.flatten(), {}, changed=False), encoding="utf-8")
     killed = tmp_path / "killed"
     program = "from pipeline.cli.app import main; main()"
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-c", program, "replay", "--config", str(settings), "--run", str(killed)],
         env=os.environ | {VARIABLE: "commit: before the manifest=3"},
         capture_output=True,

@@ -3,6 +3,7 @@ finds nothing; the folders of the code are named after its source.
 """
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def keep_compiled(config: pytest.Config, cache: Path) -> None:
         os.environ[VARIABLE] = str(kept)
     Path(os.environ[VARIABLE]).mkdir(parents=True, exist_ok=True)
     link_compiled(cache)
+
+
+def copy_cache(cache: Path) -> None:
+    """Let the cache of a process have what was measured and compiled for that of the tests."""
+    link_compiled(cache)
+    for path in Path(os.environ["OMNIDRAFT_CACHE"]).glob("*-*.*"):
+        shutil.copy(path, cache)
 
 
 def link_compiled(cache: Path) -> None:

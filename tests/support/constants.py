@@ -18,6 +18,7 @@ VARIABLE = "TEST_CONSTANTS"  # what processes inherit
 PLACES = {
     "commit_share": "pipeline.run.committer.SHARE",
     "learner_share": "pipeline.serve.run.CPU_SHARE",
+    "learner_niceness": "pipeline.learner_service.process.NICENESS",
     "prompt_chunk": "pipeline.assembly.stages.CHUNK",
     "update_lag": "pipeline.assembly.training.LAG",
     "update_steps": "pipeline.assembly.training.STEPS",
@@ -36,7 +37,8 @@ PLACES = {
     "recall_versions": "pipeline.assembly.learner.RECALL_VERSIONS",
 }
 NO_GATE = 1 << 62  # of `gate_every`
-ALWAYS = {"commit_share": 1.0, "learner_share": 4.0}  # no test waits until a commit or an update may take its time
+# No test waits until a commit or an update may take its time, nor for a learner that other tests leave no processor.
+ALWAYS = {"commit_share": 1.0, "learner_share": 4.0, "learner_niceness": 0}
 
 
 @contextmanager

@@ -194,6 +194,7 @@ CONSTANTS = {
     "drift_tolerance": 0.0,
     "drift_cooldown": 3,
     "recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
+    "recall_versions": 3,
 }
 
 

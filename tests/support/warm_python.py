@@ -43,6 +43,7 @@ LOADED = (
     "pipeline.serve.run",
     "pipeline.cluster.worker",
     "pipeline.cluster.learner",
+    "river.drift",
 )  # but not ray, which reads the worker's identity from its environment as soon as it is imported
 HIGH = 500  # descriptors that arrive are kept above those that a program counts on
 RAY_WORKER = "default_worker.py"
@@ -233,6 +234,7 @@ def serve(address: str) -> dict[str, Any]:
     for name in LOADED:
         with suppress(ImportError):  # of an extra
             importlib.import_module(name)
+    _load_late_parts()
     mlflow_tables.copy_tables()
     assert "ray" not in sys.modules
     assert threading.active_count() == 1, "no thread survives a fork"
@@ -273,6 +275,20 @@ def serve(address: str) -> dict[str, Any]:
                 os.close(fd)
             children[pid] = client
             _send_number(client, pid)
+
+
+def _load_late_parts() -> None:
+    """Load what Numba and transformers load at their first use."""
+    from numba.core.registry import cpu_target
+
+    from stages.engine.models.huggingface import load_causal_model, new_llama
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    with tempfile.TemporaryDirectory() as folder:
+        new_llama(0, num_hidden_layers=1, num_attention_heads=1, **sizes).save_pretrained(folder)
+        load_causal_model(folder, "float32", "cpu")
 
 
 def _send_number(client: socket.socket, number: int) -> None:

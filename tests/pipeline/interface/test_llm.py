@@ -142,14 +142,13 @@ def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):
+def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path, forked: None):
     run, learn = tmp_path / "run", {"spacing": "fixed", "interval": 2}
+    expected = [greedy_generate(tiny_pair, text) for text in PROMPTS[:2]]
     with make_llm(tiny_pair, run=run, learning="live", learn=learn, publish={"enabled": False}) as llm:
         while not llm._open.read_status().drafter_version:
-            assert [one.tokens for one in llm.generate(PROMPTS[:2], **GREEDY)] == [
-                greedy_generate(tiny_pair, text) for text in PROMPTS[:2]
-            ]
-            time.sleep(0.2)  # the learner yields to decoding
+            assert [one.tokens for one in llm.generate(PROMPTS[:2], **GREEDY)] == expected
+            time.sleep(0.05)  # the learner computes meanwhile
     assert active_children() == []
     assert_sound(run)
     assert max(row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")) > 0

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from fake_vllm import END, FakeRunner, FakeTarget, complete, fake_config, phrases, put_vllm
 from places import ROOT
 
@@ -156,7 +156,7 @@ def test_what_was_saved_outlives_a_kill(tmp_path: Path):
     )
     paths = [ROOT, ROOT / "tests" / "support", Path(__file__).parent]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMNIDRAFT_VLLM_COMMIT_SECONDS": "0.2"}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=environment)
+    process = warm_python.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=environment)
     assert process.stdout is not None
     passes = int(process.stdout.readline())
     manifest = tmp_path / "run" / "log" / "manifest.json"

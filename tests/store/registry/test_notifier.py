@@ -18,8 +18,8 @@ from store.registry.registry import list_versions
 
 
 @pytest.fixture
-def in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if MLflow had not been imported in this process."""
+def in_another_process(monkeypatch: pytest.MonkeyPatch, forked: None) -> None:
+    """As if MLflow had not been imported in this process; that which sends has it."""
     hidden = SimpleNamespace(modules={})
     monkeypatch.setattr(store.registry.notifier, "sys", hidden)
 
