@@ -20,7 +20,6 @@ from pipeline.config.settings import Config
 from pipeline.learning.publisher import Numbers
 from pipeline.loop import Loop, TargetRunner
 from pipeline.recorder import Recorder
-from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages
 from stages.learn.training.probe import ProbeResult
 
@@ -29,10 +28,7 @@ LOG = logging.getLogger("omnidraft.models")
 
 def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, level: int = logging.DEBUG) -> Loop:
     """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
-    router, admissions = (
-        TargetRouter.parse(config.targets, config.swaps),
-        [Admission(config, models) for models in targets],
-    )
+    router, admissions = config.router, [Admission(config, models) for models in targets]
     drafting, by_vocabulary = list[Drafting](), dict[str, Drafting]()
     for models, admission in zip(targets, admissions, strict=True):
         if line := admission.describe():

@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.config.sections import PublishSettings
 from pipeline.config.settings import Config
 from pipeline.models.catalog import resolve_name
-from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.engine.checkpoints.size_check import estimate_memory, require_memory
 from stages.engine.compiled.lines.warm_up import compile_lines
@@ -122,7 +121,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
         untie_output(drafter.model)
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
     if learn.trains_output_layer if learn.enabled else (folder / STATES_FILE).is_file():
-        targets = TargetRouter.parse(config.targets, config.swaps).targets
+        targets = config.router.targets
         drafter.extra = TargetStates(targets, drafter.vocabulary_size, drafter.device)
         drafter.extra.load(folder)
     return drafter
@@ -149,7 +148,7 @@ def load_models(
     compiling = Thread(target=_compile, args=(searches,), name="compiler")
     compiling.start()
     source = locate(config.drafter, uri, fetched)
-    names = TargetRouter.parse(config.targets, config.swaps).targets
+    names = config.router.targets
     sources = {name: locate(name, uri, fetched) for name in names}
     if device == "cpu":
         needs = {name: estimate_memory(found, config.dtype) for name, found in sources.items()}
@@ -226,7 +225,7 @@ def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: boo
     Arguments and errors as `load_models`; `decodes`: whether the drafter drafts here, or is only trained.
     """
     source = locate(config.drafter, uri, fetched)
-    (name,) = TargetRouter.parse(config.targets, config.swaps).targets
+    (name,) = config.router.targets
     drafter = load_drafter(config, source, pick_device(config.device))
     drafter.prove_forward()
     if not decodes and isinstance(drafter.forward_pass, SlotForward):

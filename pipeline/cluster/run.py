@@ -22,7 +22,6 @@ from pipeline.learner_service.service import LearnerConfig
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
 from pipeline.reports.vocab_report import write_pair_reports
-from pipeline.routing import TargetRouter
 from pipeline.run.committer import CommitCosts
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY
@@ -68,7 +67,7 @@ class ClusterReplay:
         workers: int,
     ) -> None:
         self._run = RunContext(run_folder.resolve(), RunKind.CLUSTER)
-        targets = TargetRouter.parse(config.targets, config.swaps).targets
+        targets = config.router.targets
         if mirror and uri_of(Path(mirror.name)):
             raise UsageError(
                 f"a run with --ray must be in a folder that all machines share, got {mirror.name}; name one with --run"

@@ -28,7 +28,6 @@ from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
 from pipeline.loop import Loop, TargetRunner
 from pipeline.reports.vocab_report import PairReport, describe_pairs
-from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.stage_set import Stages
 from stages.contract.blocks import TrainingExample
@@ -156,7 +155,7 @@ class DecodeWorker:
             RemoteLearner(self._connection, models.drafter, drafting.head),
             clock,
         )
-        return Loop({models.name: runner}, TargetRouter.parse(config.targets, config.swaps), config.batch, clock)
+        return Loop({models.name: runner}, config.router, config.batch, clock)
 
     def describe_target(self) -> TargetInfo:
         """Describe the target for the learner. Called before the first work item."""

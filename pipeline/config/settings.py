@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from pipeline.config.routing import TargetRouter
 from pipeline.config.sections import (
     CacheSettings,
     CommitSettings,
@@ -138,6 +139,11 @@ class Config(Section):
             *section, name = key.split(".")
             (values[section[0]] if section else values)[name] = value
         return self.from_mapping(values)
+
+    @property
+    def router(self) -> TargetRouter:
+        """The targets and their swaps, parsed. Raises `ConfigError`."""
+        return TargetRouter.parse(self.targets, self.swaps)
 
     def name_registered_model(self, target: str) -> str:
         """Return the name of the registered model for versions of one target: `publish.name`, which the target's name

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pipeline.config.settings import Config
 from pipeline.learning import probe_prompts
-from pipeline.routing import TargetRouter
 from pipeline.run.folder import mlflow_of
 from store.errors import RunError
 from store.log.lock import is_being_written
@@ -27,7 +26,7 @@ def describe_run(
     """
     begun = log.checkpoint is not None or log.finished
     found = RunDescription.read(run_folder) if begun else None
-    uri, targets = config.publish.mlflow_uri, TargetRouter.parse(config.targets, config.swaps).targets
+    uri, targets = config.publish.mlflow_uri, config.router.targets
     wanted = (
         replace(found, uri=uri)
         if found

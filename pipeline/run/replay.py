@@ -15,7 +15,6 @@ from pipeline.loop import Loop
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
-from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, mlflow_of
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT
@@ -43,8 +42,7 @@ class Replay:
             self.config = settle_settings(config, self._uri, resume=resume)
             self._state: State | None = self._run.snapshot
             self._measurements = Measurements(self._state["measured"] if self._state else {})
-            self._router = TargetRouter.parse(config.targets, config.swaps)
-            self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=self._router.targets)
+            self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=config.router.targets)
             events = stream(self._sources)
             # A run without any prompt is refused before a model is loaded and before anything is written.
             events = events if resume else require_prompt(events)
