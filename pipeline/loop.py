@@ -312,7 +312,4 @@ class Loop:
         while sum(map(len, self.runners.values())) < self._batch and (event := next(prompts, None)) is not None:
             yield event
             if isinstance(event, PromptReceived):
-                yield from self._runner_of(event).admit(event)
-
-    def _runner_of(self, prompt: PromptReceived) -> TargetRunner:
-        return self.runners[prompt.target or self._route(prompt.offset)]
+                yield from self.runners[event.target or self._route(event.offset)].admit(event)

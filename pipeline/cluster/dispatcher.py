@@ -136,7 +136,11 @@ class Dispatcher:
         while not should_pause():
             self._read_prompts(events)
             over = events.ended and not self._assignments.undecoded
-            self._adjust_workers(0 if over and self.pool.has_learner else count_wanted_workers())
+            wanted = 0 if over and self.pool.has_learner else count_wanted_workers()
+            staying = [worker for worker in self.pool.workers if worker not in self._draining]
+            self._draining.update(staying[wanted:])
+            for _ in range(len(staying), wanted):
+                self.pool.add(create_worker_partition(self._run_folder))
             for worker in self.pool.workers:
                 self._feed_worker(worker)
             if over and not self.pool.workers and not self.pool.is_learning:
@@ -172,12 +176,6 @@ class Dispatcher:
     @property
     def _work_item_size(self) -> int:
         return 2 * self._batch
-
-    def _adjust_workers(self, wanted: int) -> None:
-        staying = [worker for worker in self.pool.workers if worker not in self._draining]
-        self._draining.update(staying[wanted:])
-        for _ in range(len(staying), wanted):
-            self.pool.add(create_worker_partition(self._run_folder))
 
     def _feed_worker(self, worker: str) -> None:
         """Keep a worker busy, or drain it if it is to end."""

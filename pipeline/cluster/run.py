@@ -94,8 +94,9 @@ class ClusterReplay:
 
     def _replay(self, stop: Stop, display: Display) -> dict[str, Any]:
         run = self._run
-        if self._has_learned_all():  # killed after the end of the stream
-            run.finish()
+        folder = partition_folder(run.folder, LEARNER)
+        if folder in partition_folders(run.folder) and read_manifest(folder).finished:
+            run.finish()  # it was killed after the end of the stream
             costs = CommitCosts(0, 0.0, 0.0, 1.0)
             return {**write_summary(run.folder), "stopped": False, "commits": asdict(costs)}
         events, state = self._events, self._run.snapshot or NOTHING_DONE
@@ -147,10 +148,6 @@ class ClusterReplay:
         if broken:
             raise broken
         return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}
-
-    def _has_learned_all(self) -> bool:
-        folder = partition_folder(self._run.folder, LEARNER)
-        return folder in partition_folders(self._run.folder) and read_manifest(folder).finished
 
     def _read_committed_offsets(self, display: Display) -> set[int]:
         """Close the partitions of earlier workers and return the offsets in their logs."""

@@ -193,7 +193,8 @@ class DecodeWorker:
         def pause() -> bool:
             if self._uncommitted and self._run.committer.is_due():
                 self._commit()
-            return perf_counter() >= until or (more and self._needs_prompts())
+            has_space = sum(map(len, self._loop.runners.values())) < self._setup.config.batch
+            return perf_counter() >= until or (more and not self._prompts.waiting and has_space)
 
         offset = -1
         for event in self._loop.until_idle(self._prompts, pause):
@@ -210,9 +211,6 @@ class DecodeWorker:
         self._committing, self._uncommitted = [*self._committing, *self._uncommitted], []
         self._run.finish()
         return self._take_report()
-
-    def _needs_prompts(self) -> bool:
-        return not self._prompts.waiting and sum(map(len, self._loop.runners.values())) < self._setup.config.batch
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PromptCompleted):

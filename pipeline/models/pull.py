@@ -174,7 +174,10 @@ def find_default_target(report: Report) -> str | None:
     try:
         if folder_of(DEFAULT):
             return DEFAULT
-        if _is_in_hub_cache():
+        from huggingface_hub import try_to_load_from_cache
+
+        files = ("config.json", WEIGHTS, "tokenizer.json")
+        if all(isinstance(try_to_load_from_cache(HUB_NAME, file), str) for file in files):
             return HUB_NAME
         if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ModelError(f"it is not on this machine and {OFFLINE} is set")
@@ -184,10 +187,3 @@ def find_default_target(report: Report) -> str | None:
         report(f"the built-in pair is used instead of {model.title}: {error}")
         return None
     return DEFAULT
-
-
-def _is_in_hub_cache() -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    files = ("config.json", WEIGHTS, "tokenizer.json")
-    return all(isinstance(try_to_load_from_cache(HUB_NAME, file), str) for file in files)

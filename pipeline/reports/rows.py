@@ -48,9 +48,12 @@ def print_rows(rows: "pa.Table", output: RowFormat) -> None:
         case RowFormat.VERTICAL:
             _print_vertically(rows)
         case RowFormat.CSV:
-            _print_csv(rows)
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(rows.schema.names)
+            for values in _plain_rows(rows):
+                writer.writerow([_json(value) if isinstance(value, list | dict) else value for value in values])
         case RowFormat.JSON:
-            _print_json(rows)
+            print("[" + ",\n ".join(map(_json, to_objects(rows))) + "]")
     if output.row_limit and rows.num_rows > output.row_limit:
         LOG.warning("there are more rows than these %d; --format csv or json prints all", output.row_limit)
 
@@ -119,7 +122,8 @@ class _Column:
     @classmethod
     def from_result(cls, field: "pa.Field", values: "pa.ChunkedArray") -> "_Column":
         """Make a column of a query's result."""
-        return cls(field.name, [*map(_cell, _values(values))], _is_number(str(field.type)))
+        is_number = str(field.type).startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
+        return cls(field.name, [*map(_cell, _values(values))], is_number)
 
     @property
     def width(self) -> int:
@@ -149,10 +153,6 @@ def _print_vertically(rows: "pa.Table") -> None:
             print(f"  {name:<{width}}  {_to_line(value)}".rstrip())
 
 
-def _is_number(arrow_type: str) -> bool:
-    return arrow_type.startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
-
-
 def _cell(value: Any) -> str:
     """One line of at most `CELL_CHARACTERS`."""
     line = _to_line(value)
@@ -169,19 +169,6 @@ def _to_line(value: Any) -> str:
         return f"[{', '.join(map(_to_line, value))}]"
     text = value if isinstance(value, str) else str(to_json_value(value))
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _print_csv(rows: "pa.Table") -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(rows.schema.names)
-    for values in _plain_rows(rows):
-        writer.writerow([_json(value) if isinstance(value, list | dict) else value for value in values])
-
-
-def _print_json(rows: "pa.Table") -> None:
-    """One array, one object per line."""
-    lines = map(_json, to_objects(rows))
-    print("[" + ",\n ".join(lines) + "]")
 
 
 def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:

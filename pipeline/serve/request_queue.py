@@ -192,14 +192,11 @@ class RequestQueue(Iterator[PromptReceived]):
                 pending.emit("", early)
                 continue
             self._prefilled += pending.prompt_tokens
-            return self._make_prompt(pending)
+            request = pending.request
+            name = f"{request.request_id}#{request.choice}" if request.choice else request.request_id
+            text = request.prompt.text if request.store and self._log_text else ""
+            return PromptReceived(pending.offset, name, DATASET, pending.offset + 1, text)
         raise StopIteration
-
-    def _make_prompt(self, pending: PendingRequest) -> PromptReceived:
-        request = pending.request
-        name = f"{request.request_id}#{request.choice}" if request.choice else request.request_id
-        text = request.prompt.text if request.store and self._log_text else ""
-        return PromptReceived(pending.offset, name, DATASET, pending.offset + 1, text)
 
     def prepare_sequence(self, prompt: PromptReceived) -> SequenceState:
         pending = self._running[prompt.offset]

@@ -1,7 +1,7 @@
 """Reads the texts of runs from their logs, and puts them into the tokens of a target."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,9 @@ class TextEncoder:
         Args:
             config: of the run, which determines how its prompts were put into a chat template.
         """
-        encode = self._make_encoder(texts, config)
+        chat = {"source.chat": False} if texts.served else {}
+        own = config.with_overrides({"targets": (self._models.name,), "swaps": (), **chat})
+        encode = Admission(own, self._models).encode
         vocabulary = self._models.target_vocabulary
         same = {name: has_tokens(vocabulary, tokens) for name, tokens in texts.tokens.items()}
         for completion in texts.completions:
@@ -105,20 +107,11 @@ class TextEncoder:
                     continue
                 emitted = completion.emitted
             else:
-                emitted = self._encode_completion(completion)
+                ids, eos = vocabulary.encode_text(completion.completion, first=False), vocabulary.eos
+                emitted = tuple([*ids, eos] if completion.stopped and eos is not None else ids)
             text = CompletedText(completion.prompt.offset, tuple(tokens), tuple(pieces), emitted)
             if self._is_usable(text):
                 yield text
-
-    def _make_encoder(self, texts: RunTexts, config: Config) -> Callable[[PromptReceived], tuple[list[int], list[int]]]:
-        chat = {"source.chat": False} if texts.served else {}
-        own = config.with_overrides({"targets": (self._models.name,), "swaps": (), **chat})
-        return Admission(own, self._models).encode
-
-    def _encode_completion(self, completion: LoggedCompletion) -> tuple[int, ...]:
-        tokens = self._models.target_vocabulary.encode_text(completion.completion, first=False)
-        eos = self._models.target_vocabulary.eos
-        return tuple([*tokens, eos] if completion.stopped and eos is not None else tokens)
 
     def _is_usable(self, text: CompletedText) -> bool:
         if not text.prompt or not text.emitted or not text.prompt_pieces:

@@ -54,7 +54,11 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
             version = fetch_version(f"models:/{name}/{number}", uri, Path(scratch) / "version")
             part = Path(scratch) / "part"
             parameters = export_drafter(version, part, DRAFT_LENGTH)
-            _copy_own(version, part / OWN_FOLDER)
+            own = part / OWN_FOLDER
+            own.mkdir()
+            for file in (HEAD_FILE, NGRAM_FILE, MANIFEST):
+                if (version / file).is_file():
+                    shutil.copyfile(version / file, own / file)
             licence = _read_licence(details.manifest["drafter"], uri, Path(scratch) / "source")
             card = VersionCard(details, lineage, free.name, DRAFT_LENGTH, parameters, licence)
             (part / "README.md").write_text(card.to_markdown(), encoding="utf-8")
@@ -83,13 +87,6 @@ def export_drafter(version: Path, into: Path, draft_length: int) -> int:
         model.save_pretrained(into)
         tokenizer.save_pretrained(into)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _copy_own(version: Path, into: Path) -> None:
-    into.mkdir()
-    for file in (HEAD_FILE, NGRAM_FILE, MANIFEST):
-        if (version / file).is_file():
-            shutil.copyfile(version / file, into / file)
 
 
 def _read_licence(drafter: str, uri: str, scratch: Path) -> str | None:
@@ -124,6 +121,7 @@ class VersionCard:
             name=name if re.fullmatch(NAME, name) else "NAME",
             number=number,
         )
+        metrics = [(key, f"{value:.4g}") for key, value in sorted(self.details.metrics.items())]
         return "\n".join(
             [
                 *self._list_metadata(),
@@ -133,7 +131,7 @@ class VersionCard:
                 "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
                 "target's distribution.",
                 "",
-                *_format_table("metric", "value", self._list_metrics()),
+                *_format_table("metric", "value", [*metrics, ("parameters", f"{self.parameters:,}")]),
                 *([PROBE, ""] if "acceptance" in self.details.metrics else []),
                 *_format_table("origin", "", self._list_origin(manifest)),
                 "`omnidraft/` holds what other engines do not read: `ngrams.parquet` (target tokens that are spelt by "
@@ -149,11 +147,6 @@ class VersionCard:
         licence = [f"license: {json.dumps(_escape(self.licence))}"] if self.licence else []
         tags = ["tags:", "- speculative-decoding", "- draft-model", "- omnidraft"]
         return ["---", "library_name: transformers", "pipeline_tag: text-generation", *licence, *tags, "---", ""]
-
-    def _list_metrics(self) -> list[tuple[str, str]]:
-        metrics = self.details.metrics
-        known = [(name, f"{metrics[name]:.4g}") for name in sorted(metrics)]
-        return [*known, ("parameters", f"{self.parameters:,}")]
 
     def _list_origin(self, manifest: VersionManifest) -> list[tuple[str, str]]:
         summary, params = self.details.summary, self.details.params

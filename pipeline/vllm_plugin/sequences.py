@@ -113,7 +113,12 @@ class SequenceTable:
                 known = _Known(self._make(prompt_T.tolist(), row.request), prompt_T, row.request)
             else:
                 del before[row.request.name]
-            found.append(_continue(known, row, is_new=is_new))
+            limit = max(1, row.request.longest - len(known.text_T))
+            has_returned, known.sequence.reading = known.sequence.reading, False
+            known.text_T = row.text_T.copy()
+            found.append(
+                Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), is_new, has_returned, limit)
+            )
             after.append(known)
         alive = {*waiting} - {known.request.name for known in after}
         paused = [known for name, known in before.items() if name in alive]
@@ -136,11 +141,3 @@ class SequenceTable:
     def forget(self, sequence: SequenceState) -> None:
         """Remove a sequence that has ended; if its row continues, it is a new one."""
         self._known = [known for known in self._known if known.sequence is not sequence]
-
-
-def _continue(known: _Known, row: EngineRow, *, is_new: bool) -> Recognised:
-    """Return what a pass emitted for a sequence, which has the text of its row from now on."""
-    limit = max(1, row.request.longest - len(known.text_T))
-    has_returned, known.sequence.reading = known.sequence.reading, False
-    known.text_T = row.text_T.copy()
-    return Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), is_new, has_returned, limit)

@@ -224,9 +224,12 @@ def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
     """Count decisions into the tables of counts, with their columns and types; `seq` counts within the part."""
     outcomes = pa.array([Outcome.ACCEPTED.value, Outcome.REJECTED.value])
     judged = decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), outcomes))
+    places = decisions.append_column("pieces_count", pc.list_value_length(decisions["pieces"]))
+    for side in ("drafter", "target"):
+        places = places.append_column(f"{side}_level", _first_elements(decisions[f"{side}_levels"]))
     return {
         "counts_by_version": _count_groups(decisions, "counts_by_version"),
-        "counts_by_place": _count_groups(_add_first_levels(decisions), "counts_by_place"),
+        "counts_by_place": _count_groups(places, "counts_by_place"),
         "counts_by_token": _count_groups(judged, "counts_by_token"),
     }
 
@@ -239,15 +242,6 @@ def _count_groups(decisions: pa.Table, table: str) -> pa.Table:
     renamed = {f"{column}_{how}": name for name, (column, how) in measures.items()} | {"count_all": "decisions"}
     rows = counts.rename_columns([renamed.get(name, name) for name in counts.schema.names])
     return rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
-
-
-def _add_first_levels(decisions: pa.Table) -> pa.Table:
-    lengths = pc.list_value_length(decisions["pieces"])
-    return (
-        decisions.append_column("pieces_count", lengths)
-        .append_column("drafter_level", _first_elements(decisions["drafter_levels"]))
-        .append_column("target_level", _first_elements(decisions["target_levels"]))
-    )
 
 
 def _first_elements(levels: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -139,7 +139,11 @@ class RunLog:
         self._require_working()
         rows = self._pending.get(type(event))
         if rows is None:
-            self._append_without_table(event)
+            if isinstance(event, PromptRejected):
+                with open(self._folder / REJECTED, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+            elif not isinstance(event, PromptReceived):
+                raise TypeError(f"the log keeps the events of store/events.py, got {type(event).__name__}")
             return
         rows.append(event)  # type: ignore[arg-type]
         if len(rows) >= self._part_rows:
@@ -151,7 +155,8 @@ class RunLog:
         for kind in self._pending:
             self._hand_over(kind)
         self._requested += 1
-        self._jobs.put(partial(self._files.commit, commit, self._rejected_bytes()))
+        path = self._folder / REJECTED
+        self._jobs.put(partial(self._files.commit, commit, path.stat().st_size if path.exists() else 0))
         if wait:
             self._jobs.join()
             self._raise_failure()
@@ -177,17 +182,6 @@ class RunLog:
         if kind is None and not self._closed:
             self.finish()
         self.close()
-
-    def _append_without_table(self, event: Event) -> None:
-        if isinstance(event, PromptRejected):
-            with open(self._folder / REJECTED, "a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
-        elif not isinstance(event, PromptReceived):
-            raise TypeError(f"the log keeps the events of store/events.py, got {type(event).__name__}")
-
-    def _rejected_bytes(self) -> int:
-        path = self._folder / REJECTED
-        return path.stat().st_size if path.exists() else 0
 
     def _hand_over(self, kind: type) -> None:
         """Queue the pending rows of one table; waits while the queue is full, which bounds the memory."""

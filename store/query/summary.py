@@ -88,18 +88,16 @@ def write_summary(run_folder: Path) -> dict[str, Any]:
     It also has the `check` of the log (`omnidraft check`): the numbers of `decisions`, of `judged` ones that were
     derived again, and of `mismatches`, contradictions in the log. A warning reports contradictions.
     """
-    summary = summarize(run_folder) | {"check": _check_log(run_folder)}
-    write_whole(run_folder / SUMMARY, json_bytes(summary))
-    return summary
-
-
-def _check_log(run_folder: Path) -> dict[str, int]:
     with LogReader([run_folder]) as log:
         found = log.check()
     mismatches = len(found.mismatches) + len(found.miscounts)
     if mismatches:
         LOG.warning("the log contradicts itself in %d places; `omnidraft check` lists them", mismatches)
-    return {"decisions": found.decisions, "judged": found.judged, "mismatches": mismatches}
+    summary = summarize(run_folder) | {
+        "check": {"decisions": found.decisions, "judged": found.judged, "mismatches": mismatches}
+    }
+    write_whole(run_folder / SUMMARY, json_bytes(summary))
+    return summary
 
 
 def _groups(kind: str, rows: Rows, drifts: Events, versions: Events) -> dict[str, Any]:

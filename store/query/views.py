@@ -104,7 +104,8 @@ def statement(name: str) -> str:
 def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
     """Yield the CREATE VIEW statements of the tables; a view is empty if no run has rows of it."""
     for table in TABLES:
-        selects = [_empty_select(table)]
+        columns = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in schema_of(table))
+        selects = [f"SELECT NULL::VARCHAR AS run, {columns} WHERE false"]
         selects += [_select_from_parts(run.name, run.paths[table]) for run in runs if run.paths[table]]
         uncounted = [_select_from_parts(run.name, run.uncounted) for run in runs if run.uncounted]
         if table in COUNTS and uncounted:
@@ -157,12 +158,6 @@ def _select_from_parts(run: str, paths: Sequence[str]) -> str:
 def _pattern(path: str) -> str:
     """Return the pattern by which `read_parquet` finds this file: special characters are put in brackets."""
     return re.sub(r"[*?\[]", r"[\g<0>]", path)
-
-
-def _empty_select(table: str) -> str:
-    """Return a query without rows that defines a view's columns, even if no run has a part of the table yet."""
-    columns = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in schema_of(table))
-    return f"SELECT NULL::VARCHAR AS run, {columns} WHERE false"
 
 
 def _sql_type(arrow_type: pa.DataType) -> str:

@@ -99,20 +99,19 @@ class RunSync:
             if description is None:
                 raise CorruptError(f"{self._folder} must hold a run that is published, but has no description of one")
             self._replica = _compare(connect(self._uri), self._uri, self._folder, description)
-        finished = _is_finished(self._folder, logs)
+        # The learner ends last, if it has a process of its own.
+        last: Manifest | None = logs.get(partition_folder(self._folder, LEARNER)) or logs.get(self._folder)
+        finished = last is not None and last.finished
         return self._replica.update(logs, committed, finished=finished, stopped=stopped)
-
-
-def _is_finished(run_folder: Path, logs: Logs) -> bool:
-    """Return whether the run is complete: its learner, if it has one in a process of its own, ends last."""
-    last: Manifest | None = logs.get(partition_folder(run_folder, LEARNER)) or logs.get(run_folder)
-    return last is not None and last.finished
 
 
 def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDescription) -> "_Replica":
     """Find out what MLflow has of a run, and create what a run begins with."""
-    experiment = _experiment_id(client, uri)
-    mine = _find_all(client, experiment, description.identity)
+    from mlflow.entities import Param, ViewType
+
+    experiment, like = _experiment_id(client, uri), f"tags.`{IDENTITY}` LIKE '{description.identity}%'"
+    # the run and its nested runs, also those that somebody deleted
+    mine = fetch_pages(lambda page: client.search_runs([experiment], like, ViewType.ALL, page_token=page))
     runs = [run for run in mine if run.data.tags[IDENTITY] == description.identity]
     active = [run for run in runs if run.info.lifecycle_stage == "active"]
     if runs and not active:
@@ -122,7 +121,8 @@ def _compare(client: "MlflowClient", uri: str, folder: Path, description: RunDes
         client, experiment, description
     )
     if run.info.status != "FINISHED":
-        _describe_run(client, run.info.run_id, description)
+        client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in description.params.items()])
+        client.log_inputs(run.info.run_id, datasets=inputs([dataset(*pair) for pair in description.datasets]))
     sent = {run.data.tags[IDENTITY]: SentVersion.parse(run) for run in mine if run not in runs}
     versions = {int(identity.rpartition("/v")[2]): one for identity, one in sent.items() if one}
     base = _find_base(client, description.params.get("drafter", ""))
@@ -224,21 +224,6 @@ def _create_run(client: "MlflowClient", experiment: str, description: RunDescrip
         lambda: client.create_run(experiment, description.began, tags, description.name),
         lambda other: client.delete_run(other.info.run_id),
     )
-
-
-def _describe_run(client: "MlflowClient", run_id: str, description: RunDescription) -> None:
-    from mlflow.entities import Param
-
-    client.log_batch(run_id, params=[Param(key, value) for key, value in description.params.items()])
-    client.log_inputs(run_id, datasets=inputs([dataset(*pair) for pair in description.datasets]))
-
-
-def _find_all(client: "MlflowClient", experiment: str, identity: str) -> list["Run"]:
-    """Find the run and its nested runs, also those that somebody deleted."""
-    from mlflow.entities import ViewType
-
-    mine = f"tags.`{IDENTITY}` LIKE '{identity}%'"
-    return fetch_pages(lambda page: client.search_runs([experiment], mine, ViewType.ALL, page_token=page))
 
 
 def _find_base(client: "MlflowClient", drafter: str) -> SentVersion | None:

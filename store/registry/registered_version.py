@@ -184,20 +184,16 @@ def from_tags(
     counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "drift")}
     rates = {key: _number(tags, key, float) for key in ("acceptance", "probe", "probe_low", "probe_high")}
     low, high = rates.pop("probe_low"), rates.pop("probe_high")
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", tags.get("prompts", ""))
     return RegisteredVersion(
         name=name,
         number=number,
         aliases=tuple(sorted(aliases)),
         created_at=_time(tags.get("created_at", "")) or datetime.fromtimestamp(created_ms / 1000, tz=UTC),
-        prompts=_span(tags.get("prompts", "")),
+        prompts=(int(found[1]), int(found[2])) if found else None,
         probe_interval=None if low is None or high is None else (low, high),
         **(texts | counts | rates),
     )
-
-
-def _span(text: str) -> tuple[int, int] | None:
-    found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def _time(text: str) -> datetime | None:

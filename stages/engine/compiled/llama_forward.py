@@ -75,12 +75,10 @@ class CompiledLlamaForward(SlotForward):
         del numbers  # which the header has the address of
         if output.padded != output.outputs:
             logits_NV = logits_NV[:, : output.outputs]
-        logits_NV = self._place_logits(self._limit_logits(logits_NV))
+        if cap := self.weights.logit_cap:
+            logits_NV.div_(cap).tanh_().mul_(cap)
+        logits_NV = self._place_logits(logits_NV)
         return logits_NV, buffers.read_inputs(len(kept), output) if batch.hidden else logits_NV
-
-    def _limit_logits(self, logits_NV: Tensor) -> Tensor:
-        cap = self.weights.logit_cap
-        return logits_NV.div_(cap).tanh_().mul_(cap) if cap else logits_NV
 
     def _reserve_buffers(self, rows: int) -> "_Buffers":
         """Return buffers of at least that many rows, and of scores for at least the longest text of the cache."""

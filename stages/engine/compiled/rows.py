@@ -165,7 +165,7 @@ def _rotate_head(
         norm: factor and address of the weights of its norm.
     """
     build, half = emit.builder, shape.rotated // 2
-    kind = ir.VectorType(FLOAT, _vector_size_of(half))
+    kind = ir.VectorType(FLOAT, next(count for count in (VECTOR_SIZE, 8, 4, 2, 1) if half % count == 0))
     step = kind.count
 
     def load(address: Value, place: int) -> Value:
@@ -191,11 +191,6 @@ def _rotate_head(
         emit.store(imaginary, emit.offset(target, place + half, 4))
     for place, value in rest:
         emit.store(value, emit.offset(target, place, 4))
-
-
-def _vector_size_of(size: int) -> int:
-    """Return the largest size of a vector, of at most `VECTOR_SIZE`, that divides a size."""
-    return next(count for count in (VECTOR_SIZE, 8, 4, 2, 1) if size % count == 0)
 
 
 def _inverse_root(emit: Emitter, start: Value, size: int, eps: float) -> Value:

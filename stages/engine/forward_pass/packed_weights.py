@@ -90,15 +90,12 @@ class PackedLlamaWeights:
     def rotations(self, positions_N: Tensor, longest: int) -> Tensor:
         """Return, per position below `longest`, the complex numbers that rotate neighbouring pairs (N, E / 2)."""
         if len(self._rotations_PE) < longest:
-            self._rotations_PE = self._make_rotations(longest)
+            positions = torch.arange(longest, device=self.device)[None]
+            probe = torch.zeros(1, device=self.device)
+            cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions)
+            half = self.head_size // 2
+            self._rotations_PE = torch.complex(cos_1PE[0, :, :half].float(), sin_1PE[0, :, :half].float())
         return self._rotations_PE[positions_N]
-
-    def _make_rotations(self, longest: int) -> Tensor:
-        positions = torch.arange(longest, device=self.device)[None]
-        probe = torch.zeros(1, device=self.device)
-        cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions)
-        half = self.head_size // 2
-        return torch.complex(cos_1PE[0, :, :half].float(), sin_1PE[0, :, :half].float())
 
     @property
     def window(self) -> int | None:

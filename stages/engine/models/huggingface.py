@@ -109,17 +109,10 @@ def load_causal_model(
             _require_reachable(source)
             model = _load_checkpoint(source, dtype, device)
             if codes and (origin := find_origin(source)):
-                _attach_origin(origin, model)
+                original = read_gguf(origin)
+                if has_family(original):
+                    attach_codes(original, model)  # those that differ from the weights are not used
         return model if str(model.device) == device else model.to(device)
-
-
-def _attach_origin(path: Path, model: Any) -> None:
-    """Attach the codes of the GGUF file that a folder was converted from; those that differ from its weights are not
-    used (`find_attached`).
-    """
-    file = read_gguf(path)
-    if has_family(file):
-        attach_codes(file, model)
 
 
 def _load_gguf(file: GgufFile, dtype: str, *, codes: bool, maps: Callable[[Any], bool] | None) -> Any:
