@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.engine.checkpoints.gguf_blocks import read_groups
+from stages.engine.quantisation.layouts import FILE_KINDS
 from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
 
@@ -71,10 +71,9 @@ class StoredTensor:
         Args:
             order_O: which row is which output; None: they are in the same order.
         """
-        if self.float_type is not None or len(self.shape) != 2:
+        if self.name not in FILE_KINDS or len(self.shape) != 2:
             return None
-        stored = StoredMatrix(self.name, self.shape[1], self._rows, read_groups, order_O)
-        return None if stored.bits is None else stored
+        return StoredMatrix(self.name, self.shape[1], self._rows, order_O)
 
     @property
     def _rows(self) -> np.ndarray[Any, Any]:
@@ -237,7 +236,11 @@ def find_gguf(source: str) -> Path | None:
     if folder and which and Path(folder).is_dir() and not path.is_file():
         return _choose(_files_in(Path(folder)), which, folder)
     if path.is_file() or (path.suffix == ".gguf" and ":" not in path.name):
-        return _require_file(path)
+        if not path.is_file():
+            raise ModelError(f"{path} must be a GGUF file, but there is no such file; name another")
+        if path.suffix == ".gguf" or path.open("rb").read(4) == _MAGIC:
+            return path
+        raise ModelError(f"{path} must be a folder with a model or a GGUF file, but is another file; name its folder")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", folder) and which:
         return _find_on_hub(folder, which)
     return None
@@ -247,14 +250,6 @@ def find_origin(source: str) -> Path | None:
     """Return the GGUF file that a folder was converted from: the only one in its own folder `gguf`."""
     files = _files_in(Path(source) / ORIGIN) if Path(source).is_dir() else []
     return files[0] if len(files) == 1 else None
-
-
-def _require_file(path: Path) -> Path:
-    if not path.is_file():
-        raise ModelError(f"{path} must be a GGUF file, but there is no such file; name another")
-    if path.suffix == ".gguf" or path.open("rb").read(4) == _MAGIC:
-        return path
-    raise ModelError(f"{path} must be a folder with a model or a GGUF file, but is another file; name its folder")
 
 
 def _files_in(folder: Path) -> list[Path]:

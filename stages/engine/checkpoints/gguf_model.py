@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from stages.engine.checkpoints.gguf_blocks import CODED_KINDS
 from stages.engine.checkpoints.gguf_file import GgufFile
+from stages.engine.quantisation.layouts import FILE_KINDS
 from stages.engine.quantisation.modules import MappedEmbedding, MappedLinear, attach_groups
 from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
@@ -124,10 +124,10 @@ def require_own_bits(file: GgufFile) -> None:
     """
     if not file.tensors:
         raise ModelError(f"{file.path} must hold weights, but has only a vocabulary; name the file of the whole model")
-    foreign = Counter(each.name for each in file.tensors.values() if each.name not in CODED_KINDS | _PLAIN_KINDS)
+    foreign = Counter(each.name for each in file.tensors.values() if each.name not in FILE_KINDS | _PLAIN_KINDS)
     if foreign:
         counts = ", ".join(f"{count} in {kind}" for kind, count in foreign.most_common())
-        known = ", ".join(sorted(CODED_KINDS | _PLAIN_KINDS))
+        known = ", ".join(sorted(FILE_KINDS | _PLAIN_KINDS))
         raise ModelError(
             f"{file.path} must hold weights in types that are computed with as they are ({known}), but of its "
             f"{len(file.tensors)} tensors it has {counts}; take a file of the same model in Q4_K_M or Q8_0"

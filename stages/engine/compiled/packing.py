@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.compiled.codes import CODE_TYPES, WORD
 from stages.engine.compiled.llvm.emitter import LINE, VECTOR_SIZE
 from stages.engine.compiled.products import COLUMNS, NUMBER_BITS, ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP
+from stages.engine.quantisation.layouts import CODE_TYPES, WORD
 from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, release_pages
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together

@@ -18,7 +18,7 @@ from itertools import chain
 
 from llvmlite import ir
 
-from stages.engine.compiled.codes import CODE_TYPES, VECTORS, WORD, Block, CodeType, Group
+from stages.engine.compiled.codes import Block
 from stages.engine.compiled.llvm.emitter import (
     FLOAT,
     INT,
@@ -34,6 +34,7 @@ from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, InputSum, sizes_of_group
 from stages.engine.compiled.steps import Field, Header
 from stages.engine.quantisation.groups import GROUP
+from stages.engine.quantisation.layouts import CODE_TYPES, VECTORS, WORD, CodeType, Group
 
 COLUMNS = 2  # blocks that are computed together: a processor reads several parts of the memory faster than one
 TILE = 4  # rows that share a load of unpacked codes; six and eight are slower (benchmarks/notes/passes.md)

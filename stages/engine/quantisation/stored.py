@@ -4,7 +4,7 @@ Shapes: O outputs, I inputs, X bytes of a row or of a block, N rows that are wan
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stages.engine.quantisation.groups import GroupedMatrix
+from stages.engine.quantisation.layouts import read_groups
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -25,10 +26,9 @@ KEPT_WEIGHTS = 4 << 20  # of rows that were looked up and are kept in float32
 class StoredMatrix:
     """A matrix in the blocks of a type of ggml."""
 
-    kind: str  # name of the type: Q4_K, Q6_K, ...
+    kind: str  # name of the type, one of `FILE_KINDS`: Q4_K, Q6_K, ...
     inputs: int
     rows_OX: Bytes  # blocks of each output, a view of the file
-    read: Callable[[str, Bytes], GroupedMatrix | None]  # gives the codes of rows, see `gguf_blocks.read_groups`
     order_O: Tensor | None = None  # which row of the file is which output; None: they are in the same order
 
     @property
@@ -45,15 +45,9 @@ class StoredMatrix:
         """Bytes in the file."""
         return self.rows_OX.nbytes
 
-    @property
-    def bits(self) -> int | None:
-        """Bits of a code; None if the type has no groups."""
-        groups = self.read(self.kind, self.rows_OX[:1])
-        return None if groups is None else groups.bits
-
     def take(self, outputs_N: Tensor) -> "StoredMatrix":
         """Return some outputs: a copy of their blocks, in order."""
-        return StoredMatrix(self.kind, self.inputs, self.rows_OX[self._find_rows(outputs_N)], self.read)
+        return StoredMatrix(self.kind, self.inputs, self.rows_OX[self._find_rows(outputs_N)])
 
     def dequantise(self, outputs_N: Tensor | None = None) -> Tensor:
         """Return the weights of some outputs, or of all, in float32 (N, I)."""
@@ -108,12 +102,7 @@ class StoredMatrix:
         return weights_NI
 
     def _dequantise_part(self, rows_NX: Bytes) -> Floats:
-        groups = self.read(self.kind, rows_NX)
-        if groups is None:
-            from gguf import GGMLQuantizationType
-            from gguf.quants import dequantize
-
-            return dequantize(np.ascontiguousarray(rows_NX), GGMLQuantizationType[self.kind])
+        groups = read_groups(self.kind, rows_NX)
         weights_NGX = groups.codes_OI.numpy().reshape(*groups.scale_OG.shape, -1).astype(np.float32)
         weights_NGX *= groups.scale_OG.numpy()[..., None]
         weights_NGX += groups.minimum_OG.numpy()[..., None]

@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.engine.checkpoints.gguf_blocks import read_groups
-from stages.engine.compiled.codes import CODE_TYPES
 from stages.engine.compiled.llama_forward import TableWriter, by_row, make_table
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, INPUT_SUMS, LARGEST_CODES
@@ -28,6 +26,7 @@ from stages.engine.compiled.shape import ModelShape
 from stages.engine.compiled.steps import HEADERS, Field, Header, StepKind
 from stages.engine.forward_pass.kernels import Matrix
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+from stages.engine.quantisation.layouts import CODE_TYPES
 from stages.engine.quantisation.stored import StoredMatrix
 
 SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, rotated=16, eps=1e-5, scale=0.25)
@@ -45,7 +44,7 @@ def store_matrix(kind: str, outputs: int = OUTPUTS) -> StoredMatrix:
     for first in CODE_TYPES[kind].scales:
         halves = generator.normal(0, 0.01, (len(blocks), 1)).astype(np.float16)
         blocks[:, first : first + 2] = halves.view(np.uint8)
-    return StoredMatrix(kind, inputs, blocks.reshape(outputs, -1), read_groups)
+    return StoredMatrix(kind, inputs, blocks.reshape(outputs, -1))
 
 
 def quantise_matrix(kind: str, outputs: int = OUTPUTS) -> GroupedMatrix:
@@ -168,7 +167,7 @@ def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike(input_b
     four, eight, six = matrix_of("GROUPS4", 32), matrix_of("Q8_0", 32), matrix_of("Q6_K", 32)
     plain, part = Matrix(torch.randn(32, 96), torch.randn(32)), matrix_of("Q4_K", 24)
     stored = store_matrix("Q4_K", 40)
-    stored = StoredMatrix(stored.kind, stored.inputs, stored.rows_OX, stored.read, torch.randperm(40))
+    stored = StoredMatrix(stored.kind, stored.inputs, stored.rows_OX, torch.randperm(40))
     other = Matrix(stored.dequantise(), torch.randn(40), stored)
     for parts, kinds in (
         ([four, four], [kind_of("GROUPS4")]),
