@@ -5,8 +5,10 @@ template and the *name* of the family, which states how a text is cut before the
 normalised before. A file whose name is missing or unknown is refused.
 """
 
+import json
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -21,86 +23,19 @@ _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"  # GGUF's names of all byte-level 
 _MARK = "\u2581"  # SentencePiece's space
 
 
-def _split(pattern: str) -> Any:
-    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-
-
-_BYTES, _WORDS = (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words) for words in (False, True))
-_DIGITS = pre_tokenizers.Digits(individual_digits=True)
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
-_QWEN_35 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_O200K_WORDS = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%(end)s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%(end)s"
-    r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# The letters that DeepSeek's tokenizer lists: those with case, of an older Unicode.
-_CASED = (
-    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
-    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
-    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
-    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
-    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
-    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
-    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
-    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
-    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
-)
-_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# How texts are cut, by the names of families that are cut in this way.
-_RULES: dict[str, list[Any]] = {
-    "gpt-2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de roberta-bpe exaone4 dolma": [_WORDS],
-    "smollm starcoder refact command-r codeshell exaone minerva": [_DIGITS, _WORDS],
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe": [
-        _split(_LLAMA_3),
-        _BYTES,
-    ],
-    "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open": [_split(_QWEN_2), _BYTES],
-    "qwen35": [_split(_QWEN_35), _BYTES],
-    "gpt-4o llama4 kanana2 minimax-m2": [
-        _split(_O200K_WORDS % {"end": "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "digits": r"\p{N}{1,3}"}),
-        _BYTES,
-    ],
-    "tekken": [_split(_O200K_WORDS % {"end": "", "digits": r"\p{N}"}), _BYTES],
-    "falcon": [pre_tokenizers.Punctuation("contiguous"), _WORDS, _split("[0-9][0-9][0-9]")],
-    "deepseek-coder": [
-        *map(_split, ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK)),
-        _DIGITS,
-        _BYTES,
-    ],
-    "deepseek-llm": [
-        _split("[\r\n]"),
-        _split(rf"\s?[{_CASED}]+"),
-        _split("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
-        _split(r"\s+$"),
-        _split(_CJK),
-        _DIGITS,
-        _BYTES,
-    ],
+_CUTS = {
+    "words": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    "digits": pre_tokenizers.Digits(individual_digits=True),
+    "punctuation": pre_tokenizers.Punctuation("contiguous"),
 }
-_RULE_OF = {name: rule for names, rule in _RULES.items() for name in names.split()}
+_FAMILIES = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
+_RULE_OF = {name: rule["cuts"] for rule in _FAMILIES["rules"] for name in rule["families"].split()}
 # Whether these compose characters (NFC) is known: their tokenizer.json says it, of qwen35 and command-r the class in
 # transformers. Of the others it is not, and the files do not say it.
-_COMPOSED = {"qwen2", "qwen35", "mpt", "command-r"}
-_AS_WRITTEN = {
-    "gpt-2",
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "llama4",
-    "starcoder",
-    "falcon",
-    "deepseek-llm",
-    "deepseek-coder",
-}
-# These add BOS by default.
-_WITH_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
-_WHOLE_FIRST = {*_WITH_BOS, "llama4", "tekken"}  # a text that is a token is that token, whatever the merges are
+_COMPOSED, _AS_WRITTEN = (_FAMILIES[key].split() for key in ("composed", "as_written"))
+_WITH_BOS = _FAMILIES["adds_bos"].split()  # by default
+_WHOLE_FIRST = _FAMILIES["whole_first"].split()  # a text that is a token is that token, whatever the merges are
 # Of nine tokenizers, the rule of their own family cuts at most 1.2% of the tokens (Qwen 2), GPT-2's 13% to 19% of those
 # of Llama 3, Llama 4 and Qwen 2. Families that are nearly alike are not told apart.
 _MOST_CUT = 0.03
@@ -144,7 +79,7 @@ def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
         known = ", ".join(sorted(_RULE_OF))
         stated = f"names {family!r}" if family else "names none"
         raise _refuse(name, f"name a rule of splitting text that is known here ({known}), but {stated}")
-    if family not in _COMPOSED | _AS_WRITTEN:
+    if family not in (*_COMPOSED, *_AS_WRITTEN):
         LOG.warning(
             "%s is of the family %s, of which it is not known whether its tokenizer composes characters: letters "
             "with separate accents are read as they are written",
@@ -159,7 +94,7 @@ def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=family in _WHOLE_FIRST))
     if family in _COMPOSED:
         backend.normalizer = normalizers.NFC()
-    rule = _RULE_OF[family]
+    rule = [_CUTS.get(cut) or pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in _RULE_OF[family]]
     backend.pre_tokenizer = rule[0] if len(rule) == 1 else pre_tokenizers.Sequence(rule)
     share = _find_cut_share(backend.pre_tokenizer, fields)
     if share > _MOST_CUT:

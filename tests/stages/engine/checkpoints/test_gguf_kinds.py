@@ -12,7 +12,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.engine.models.huggingface import load_causal_model
+from stages.engine.quantisation.layouts import read_groups
 from stages.engine.quantisation.modules import find_attached
+from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
 
 WIDTH = 256  # the inputs of a block of the K types
@@ -96,8 +98,8 @@ def test_a_matrix_keeps_its_own_bits(mix: str, tmp_path: Path):
     for name, linear in linears.items():
         kind, stored = rows[source_of(name)]
         groups = find_attached(linear)
-        assert groups is not None, name
-        assert groups.bits == BITS[kind]
+        assert isinstance(groups, StoredMatrix), name
+        assert read_groups(groups.kind, groups.rows_OX[:1]).bits == BITS[kind]
         values = torch.from_numpy(gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind]))
         assert torch.equal(groups.dequantise().sort(0).values, values.sort(0).values), f"{name}: other numbers"
 
