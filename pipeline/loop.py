@@ -21,21 +21,51 @@ intermediate state: only there can a run be committed.
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
-from pipeline.clock import Clock
 from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
-from pipeline.stage_set import Stages
+from stages.choose import ChooseDraft
 from stages.contract.blocks import Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
+from stages.contract.stage import Stage
 from stages.drafting.costs import StageSeconds
 from stages.learn.examples.builder import ExampleBuilder
+from stages.translate import Translate
 from store.errors import UsageError
 from store.events import Event, PromptReceived, PromptRejected
 
 
 class UnfitPromptError(UsageError):
     """Raised by admission for a prompt that the models cannot process; the message is the reason."""
+
+
+class Clock:
+    """Seconds that a run has been running, summed over its resumptions."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds, self._began = seconds, seconds()
+
+    def __call__(self) -> float:
+        """Return the elapsed time in seconds."""
+        return self._seconds() - self._began
+
+    def resume(self, elapsed: float) -> None:
+        """Set the elapsed time to that of a checkpoint, in seconds."""
+        self._began = self._seconds() - elapsed
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one target."""
+
+    decode: ChooseDraft
+    translate: Translate
+    verify: Stage[Proposal, Verdict]
+
+    def all(self) -> tuple[Stage[Any, Any], ...]:
+        """Return the stages in the order of a block."""
+        return (self.decode, self.translate, self.verify)
 
 
 @dataclass(frozen=True)

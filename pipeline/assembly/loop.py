@@ -15,12 +15,10 @@ from pipeline.assembly.models import Models
 from pipeline.assembly.probe import make_probe
 from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import make_distillers, piece_cost
-from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learning.publisher import Numbers
-from pipeline.loop import Loop, TargetRunner
+from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.recorder import Recorder
-from pipeline.stage_set import Stages
 from stages.learn.training.probe import ProbeResult
 
 LOG = logging.getLogger("omnidraft.models")

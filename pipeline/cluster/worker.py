@@ -22,14 +22,12 @@ from pipeline.assembly.models import fingerprints, load_models
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import piece_cost
-from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
-from pipeline.loop import Loop, TargetRunner
+from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.run.context import RunContext
-from pipeline.stage_set import Stages
 from stages.contract.blocks import TrainingExample
 from stages.learn.training.weight_update import Weights
 from stages.memory.memory_share import MemoryShare

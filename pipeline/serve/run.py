@@ -16,7 +16,6 @@ from pipeline.assembly.models import Models, fingerprints, load_models, settle_s
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import make_drafting
 from pipeline.assembly.training import piece_cost
-from pipeline.clock import Clock
 from pipeline.config.sections import SourceSettings
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import Learner
@@ -24,14 +23,13 @@ from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, read_learner_checkpoint
 from pipeline.learning.local_learner import NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
-from pipeline.loop import Loop, TargetRunner
+from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import GRACE_SECONDS
 from pipeline.serve.request_queue import DATASET, RequestQueue
-from pipeline.stage_set import Stages
 from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.devices import count_threads

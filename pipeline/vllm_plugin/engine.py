@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from pipeline.clock import Clock
 from pipeline.event_metrics import EventMetrics
 from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
-from pipeline.loop import TargetRunner
+from pipeline.loop import Clock, Stages, TargetRunner
 from pipeline.recorder import Recorder
-from pipeline.stage_set import Stages
 from pipeline.vllm_plugin.drafter import EngineDrafter, PlainTrials, PromptMaker
 from pipeline.vllm_plugin.pass_costs import PassCosts
 from pipeline.vllm_plugin.sequences import EngineRow

@@ -16,13 +16,12 @@ from time import perf_counter
 
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.models import DrafterModels, load_vocabulary
-from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
 from pipeline.learning.local_learner import FollowingLearner, NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
-from pipeline.loop import Loop
+from pipeline.loop import Clock, Loop
 from pipeline.recorder import Recorder
 from pipeline.run.context import RunContext
 from pipeline.run.folder import RUNS, is_unfinished, mlflow_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from loop_doubles import Clock, prompts_of, runner_of, stub_loop, stub_runner
 
-from pipeline.clock import Clock as RunClock
+from pipeline.loop import Clock as RunClock
 from pipeline.loop import Loop
 from store.events import (
     BlockDone,

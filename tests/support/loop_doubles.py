@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from event_making import make_drifted, make_published, make_updated
 
-from pipeline.clock import Clock as RunClock
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Publisher
-from pipeline.loop import Loop, TargetRunner, UnfitPromptError
+from pipeline.loop import Clock as RunClock
+from pipeline.loop import Loop, Stages, TargetRunner, UnfitPromptError
 from pipeline.recorder import Recorder
-from pipeline.stage_set import Stages
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, TrainingExample, Verdict
 from stages.drafting.costs import StageSeconds
 from stages.sampling.random_source import SeededRandomSource

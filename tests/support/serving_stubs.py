@@ -8,15 +8,13 @@ from typing import Any
 from loop_doubles import Clock as Seconds
 from loop_doubles import StubDecode, StubDistill, StubDrift, StubDriftResponse, StubPublisher, StubTranslate, StubVerify
 
-from pipeline.clock import Clock
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.loop import Loop, TargetRunner
+from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.recorder import Recorder
 from pipeline.run.event_sink import EventSink
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import EncodedPrompt, GenerationRequest
 from pipeline.serve.request_queue import RequestQueue
-from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, Verdict
 from stages.sampling.params import SamplingParams
 from store.events import Event

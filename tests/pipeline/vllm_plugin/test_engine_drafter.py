@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_vllm import END
 
-from pipeline.clock import Clock
+from pipeline.loop import Clock
 from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
