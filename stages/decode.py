@@ -134,7 +134,6 @@ class Decode(Stage[SequenceState, Draft]):
 
     @property
     def speculates(self) -> bool:
-        """Whether the model drafts at all."""
         return self.max_draft > 0
 
     def has_space(self, row: SequenceState) -> bool:

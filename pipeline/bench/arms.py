@@ -110,7 +110,6 @@ class Arms:
     left_out: Sequence[str]  # a sentence for each arm that cannot run
 
     def close(self) -> None:
-        """Close all arms."""
         for arm in self.by_name.values():
             arm.close()
 

@@ -82,7 +82,6 @@ class ArmComparison:
     notes: Sequence[str]  # what was left out, the chat template
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {
             "verdict": make_verdict(self),
             "arms": {name: asdict(found) for name, found in self.arms.items()},

@@ -352,7 +352,6 @@ def _print_usage(name: str, which: str) -> None:
 
 
 def _print_versions(name: str, versions: Sequence["RegisteredVersion"]) -> None:
-    """The versions of one pair, under its name."""
     pair = next((f"{one.drafter} for {one.target}: " for one in versions if one.drafter and one.target), "")
     print(f"{to_printable(pair)}models:/{to_printable(name)}")
     print_table(_HEADS, map(_row, versions))

@@ -55,11 +55,9 @@ class LearnerActor:
         return LearnerReport(events, weights is not None, self._records.drain()), weights
 
     def end(self, timeout: float) -> bool:
-        """Finish the log, as `LearnerService.end`."""
         return self._service.end(timeout)
 
     def pause(self, timeout: float) -> bool:
-        """Commit and stop, as `LearnerService.pause`."""
         return self._service.pause(timeout)
 
 

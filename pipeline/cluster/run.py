@@ -195,7 +195,6 @@ class ClusterReplay:
         return self._workers
 
     def _end_learner(self, pool: WorkerPool, stopped: bool) -> dict[str, Any]:
-        """End the learner and write the summary."""
         write_summary(self._run.folder)
         if not stopped and self.config.publish.enabled:
             draw_run_plots(self._run.folder)

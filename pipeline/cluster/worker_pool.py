@@ -228,7 +228,6 @@ class WorkerPool:
         return self._learner_config is not None
 
     def start_learner(self, config: LearnerConfig) -> None:
-        """Start the learner, and restart it when it dies."""
         self._learner_config = config
         open_partition(self._run_folder, LEARNER)
 

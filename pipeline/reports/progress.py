@@ -59,7 +59,6 @@ class Display:
         return None
 
     def show(self, event: Event) -> None:
-        """Show one event of the run."""
         match event:
             case PromptCompleted():
                 self._complete(event)

@@ -113,7 +113,6 @@ class PairReport:
     specials: tuple[MappedSpecial, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the report to JSON values."""
         return asdict(self)
 
 

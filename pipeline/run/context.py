@@ -127,7 +127,6 @@ class RunContext:
         self.events = EventSink(self.log, show, text=text, whole=not rows)
 
     def commit(self, *, wait: bool = False) -> None:
-        """Commit the log."""
         self.committer.commit(wait=wait)
 
     def finish(self) -> None:

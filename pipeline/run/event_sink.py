@@ -31,7 +31,6 @@ class EventSink:
         self.dirty = False  # whether anything was logged since the caller set it to False
 
     def take(self, events: Iterable[Event]) -> None:
-        """Consume the events, each as it happens."""
         for event in events:
             if isinstance(event, PromptRejected) and not self._text:
                 event = without_text(event)

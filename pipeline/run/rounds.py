@@ -38,7 +38,6 @@ class Round:
 
     @property
     def blocks(self) -> list[BlockDone]:
-        """The blocks of all prompts."""
         return [event for event in self.events if isinstance(event, BlockDone)]
 
 

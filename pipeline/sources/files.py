@@ -39,7 +39,6 @@ class ParquetRows(Rows):
 
     @override
     def count(self) -> int:
-        """Return the exact number of rows."""
         return int(self._file.metadata.num_rows)
 
     @override

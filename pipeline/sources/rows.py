@@ -89,7 +89,6 @@ class PromptRule:
 
     @classmethod
     def from_settings(cls, options: SourceSettings) -> Self:
-        """Make the rule that the settings describe."""
         fields = (options.prompt_field,) if options.prompt_field else USUAL_FIELDS
         template = (("", PROMPT),) if options.template is None else _parse_template(options.template)
         return cls(fields, template, tuple(Condition.from_text(text) for text in options.where))

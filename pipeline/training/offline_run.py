@@ -218,7 +218,6 @@ class LogTraining:
         show: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Iterator[Event]:
-        """Yield the updates, and count and show them."""
         for update in training.train(examples, stop):
             counts["updates"] += 1
             counts["served"] += update.served
@@ -260,7 +259,6 @@ def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[Complet
 
 
 def _numbers_of(summary: TrainingSummary) -> dict[str, float]:
-    """The numbers of a summary, for MLflow."""
     return {
         "train/texts": summary.texts,
         "train/tokens": summary.tokens,

@@ -49,7 +49,6 @@ class PassCosts(CostModel):
 
     @override
     def observe(self, block: BlockTimes) -> None:
-        """Add the measurement of a block."""
         self._passes += 1
         if longest := max(block.lengths, default=0):
             self._drafting.append(block.drafting / longest)

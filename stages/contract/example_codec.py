@@ -79,7 +79,6 @@ class ExampleWriter:
         self._floats: list[Numbers] = []
 
     def add(self, example: TrainingExample) -> None:
-        """Append an example to the arrays."""
         integers, floats = _encode(example)
         self.index.append(IndexEntry(example.target, example.states is not None, example.scope))
         self._integers.append(integers)
@@ -87,7 +86,6 @@ class ExampleWriter:
 
     @property
     def integers(self) -> Tensor:
-        """The integers of all examples, concatenated."""
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *self._integers]))
 
     @property
@@ -105,7 +103,6 @@ class ExampleReader:
 
     @property
     def at_end(self) -> bool:
-        """Whether all examples were read."""
         return self._next == len(self._integers)
 
     def read(self, entry: IndexEntry) -> TrainingExample:

@@ -33,7 +33,6 @@ class NoModel(Stage[SequenceState, Draft]):
         return False
 
     def has_read(self, row: SequenceState) -> bool:
-        """Return whether the model has read the prompt of a row."""
         return False
 
     def empty_probs(self) -> Tensor:

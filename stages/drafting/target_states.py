@@ -73,7 +73,6 @@ class TargetStates(nn.Module):
         return logits_ND
 
     def write(self, folder: Path) -> None:
-        """Write the weights, by target."""
         tensors = {name: weight.detach().contiguous() for name, weight in zip(self.targets, self.weights, strict=True)}
         save_file(tensors, folder / STATES_FILE)
 

@@ -32,7 +32,6 @@ class _Fit:
         self._products, self._sums = np.zeros((len(prior), len(prior))), np.zeros(len(prior))
 
     def expect(self, parts: Sequence[float]) -> float:
-        """Return the cost of these parts."""
         return sum(factor * part for factor, part in zip(self.factors, parts, strict=True))
 
     def observe(self, parts: Sequence[float], cost: float, scale: float) -> None:

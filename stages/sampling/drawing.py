@@ -29,7 +29,6 @@ class RowDistributions:
     certain: Sequence[int] | None = None  # the only possible token of each place, in greedy decoding
 
     def find_chances(self, places: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Return the probability of a token at each of some places."""
         if self.certain is not None:
             return [float(self.certain[place] == token) for place, token in zip(places, tokens, strict=True)]
         chances: list[float] = self.probs_MV[places, tokens].tolist()

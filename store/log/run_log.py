@@ -80,7 +80,6 @@ class Mirror:
         return []
 
     def partition(self, name: str) -> "Mirror":
-        """Return the mirror of a partition of the run."""
         return Mirror(partition_folder(self._local, name))
 
 

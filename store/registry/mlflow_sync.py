@@ -145,7 +145,6 @@ class _Replica:
             self._curves = Curves(run.description.targets)
 
     def update(self, logs: Logs, committed: Mapping[str, int], *, finished: bool, stopped: bool) -> Sent:
-        """Send what is committed and missing."""
         if self._run is None:
             return Sent()
         wanted = "FINISHED" if finished else "KILLED" if stopped else "RUNNING"

@@ -174,7 +174,6 @@ class _Attention:
                     emit.store(total, self._place_part(outputs, head, part))
 
     def _divide(self, head: Value, outputs: Value, totals: Value) -> None:
-        """Divide the outputs of a head by the sum of its exponentials."""
         emit = self._emit
         total = emit.spread(emit.load(emit.offset(totals, head, 4), FLOAT))
         for part in self._parts:

@@ -142,7 +142,6 @@ class TableWriter:
     buffers: _Buffers
 
     def list_layer(self, layer: CompiledLayer, cache: int, *, slides: bool) -> Iterator[dict[Field, int]]:
-        """Yield the steps of a layer."""
         joined, mixed, opened = (
             buffer.data_ptr() for buffer in (self.buffers.joined, self.buffers.mixed, self.buffers.opened)
         )

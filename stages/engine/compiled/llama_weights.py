@@ -146,7 +146,6 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         )
 
     def compile(self, output: PackedMatrix) -> CompiledSteps:
-        """Return the compiled steps of this model and an output layer."""
         if output.kind not in self._compiled:
             kinds = self._kinds | {output.kind}
             if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16

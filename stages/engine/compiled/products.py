@@ -245,7 +245,6 @@ class _Product:
             emit.store(emit.get(total, VECTOR), address, 64)
 
     def _load_group(self, column: Value, group: Value) -> Group:
-        """Return a group that was unpacked."""
         codes, factors = (
             self._load(self._place_group(memory, column, group, count), form, count)
             for memory, count, form in ((self._codes, VECTORS, INTS), (self._scales_and_minima, self._factors, VECTOR))

@@ -52,7 +52,6 @@ class CompiledSteps:
         return module
 
     def run(self, steps: Integers, header: "array[int]") -> None:
-        """Run all steps."""
         counters = np.zeros((len(steps), COUNTERS), np.int64)
         data = array("q", (steps.ctypes.data, len(steps), header.buffer_info()[0], counters.ctypes.data))
         self._call(data.buffer_info()[0], torch.get_num_threads())

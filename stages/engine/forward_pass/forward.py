@@ -99,7 +99,6 @@ class ForwardBatch:
         return indices
 
     def take_row(self, row: int) -> "ForwardBatch":
-        """Return one of the rows as a batch."""
         line = slice(row, row + 1)
         parents = None if self.parents is None else self.parents[line]
         tokens, starts, wanted = self.tokens[line], self.starts[line], self.wanted[line]

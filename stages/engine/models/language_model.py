@@ -208,7 +208,6 @@ class LanguageModel:
         return {"capacity": self.forward_pass.capacity, "rows": cached}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with the rows of a state."""
         self._order = [row for row, _, _ in state["rows"]]
         self._lengths = {row: length for row, length, _ in state["rows"]}
         if self._order:

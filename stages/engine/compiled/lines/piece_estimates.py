@@ -154,7 +154,6 @@ def _normalise(numbers: Floats, scale: Floats, shift: Floats) -> None:
 
 @sums_in_any_order
 def _multiply(head: Integers, layer: int, inputs: Floats, outputs: Floats) -> None:
-    """Compute the outputs of a layer."""
     weights = carray(as_pointer(head[WEIGHTS + 2 * layer]), (outputs.size, inputs.size), dtype=np.float32)
     bias = floats_at(head[WEIGHTS + 2 * layer + 1], outputs.size)
     for row in range(outputs.size):

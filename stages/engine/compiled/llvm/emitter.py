@@ -158,7 +158,6 @@ class Emitter:
         return self.builder.inttoptr(self.field(table, number), POINTER)
 
     def spread(self, number: Value) -> Value:
-        """Return a vector of copies of a number."""
         kind = ir.VectorType(number.type, VECTOR_SIZE)
         nothing = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(nothing, number, ir.Constant(INT, 0))

@@ -34,7 +34,6 @@ class Features:
 
     @classmethod
     def detect(cls) -> "Features":
-        """Return those of this processor."""
         features = llvm.get_host_cpu_features()
         wide = bool(features.get("avx512f") and features.get("avx512bw"))
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))

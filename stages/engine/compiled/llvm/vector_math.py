@@ -59,7 +59,6 @@ def tangent(emit: Emitter, x: Value) -> Value:
 
 
 def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
-    """Return a value, or x where that is not a number."""
     return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
 
 
