@@ -4,6 +4,7 @@ Every tensor and every number that describes the computation must be used: a fil
 known here is refused.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,55 +38,10 @@ class _Family:
     offset_norms: bool = False  # 1 is added to the weights of the norms
 
 
-_EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
-_FAMILIES = {
-    "llama": _Family("llama", permuted=True),
-    "qwen2": _Family("qwen2"),
-    "qwen3": _Family("qwen3"),
-    "qwen2moe": _Family(
-        "qwen2_moe",
-        {
-            "expert_count": "num_experts",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-            **_EXPERTS,
-        },
-        {"norm_topk_prob": False},
-    ),
-    "qwen3moe": _Family("qwen3_moe", {"expert_count": "num_experts", **_EXPERTS}, {"norm_topk_prob": True}),
-    "gemma": _Family("gemma", offset_norms=True),
-    "gemma2": _Family(
-        "gemma2",
-        {
-            "attention.sliding_window": "sliding_window",
-            "attn_logit_softcapping": "attn_logit_softcapping",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-        offset_norms=True,
-    ),
-    "gemma3": _Family("gemma3_text", {"attention.sliding_window": "sliding_window"}, offset_norms=True),
-    "phi3": _Family("phi3", {"attention.sliding_window": "sliding_window"}),
-    "olmo2": _Family("olmo2"),
-    "smollm3": _Family("smollm3", permuted=True),
-    "granite": _Family(
-        "granite",
-        {
-            "embedding_scale": "embedding_multiplier",
-            "attention.scale": "attention_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-        permuted=True,
-    ),
-}
-_COMMON = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
+_KNOWN = json.loads(Path(__file__).with_name("gguf_models.json").read_text(encoding="utf-8"))
+_FAMILIES = {name: _Family(**known) for name, known in _KNOWN["architectures"].items()}
+_COMMON: dict[str, str] = _KNOWN["common"]
+_END_NAMES = frozenset(_KNOWN["end_tokens"].split())
 # Keys that are read otherwise, or that the computation does not depend on.
 _READ_ELSEWHERE = re.compile(
     r"attention\.(key|value)_length(_swa)?|rope\.(freq_base(_swa)?|dimension_count(_swa)?|scaling\..*|scale_linear)"
@@ -92,10 +49,6 @@ _READ_ELSEWHERE = re.compile(
 )
 _PLAIN_KINDS = {"F32", "F16", "BF16"}
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_END_NAMES = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <|eom_id|> <|return|> <|call|> "
-    "<EOT> <|EOT|> <｜end▁of▁sentence｜> <end_of_utterance> </s> <eos>".split()
-)
 
 
 def has_family(file: GgufFile) -> bool:

@@ -29,7 +29,7 @@ _CUTS = {
     "digits": pre_tokenizers.Digits(individual_digits=True),
     "punctuation": pre_tokenizers.Punctuation("contiguous"),
 }
-_FAMILIES = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
+_FAMILIES = json.loads(Path(__file__).with_name("gguf_tokenizers.json").read_text(encoding="utf-8"))
 _RULE_OF = {name: rule["cuts"] for rule in _FAMILIES["rules"] for name in rule["families"].split()}
 # Whether these compose characters (NFC) is known: their tokenizer.json says it, of qwen35 and command-r the class in
 # transformers. Of the others it is not, and the files do not say it.
