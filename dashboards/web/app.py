@@ -1,5 +1,6 @@
 """The web application of the dashboards: static pages, and an API with their queries to the log."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -29,7 +30,6 @@ from dashboards.web.queries.versions import read_versions
 from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import PAGE, SqlProcess
-from dashboards.web.terms import list_terms
 from store.bodies import BodyError, check_lengths, read_json_body
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
@@ -50,6 +50,8 @@ PAGES = {
     "versions": "Versions",
     "sql": "SQL",
 }
+# The terms that pages use, each explained in a sentence, in the order in which a page needs them.
+LISTED = json.loads((HERE / "terms.json").read_text(encoding="utf-8"))
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 # Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
 POLICY = (
@@ -174,7 +176,8 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
             chosen = [name for name in dict.fromkeys(run) if name in known] or default_runs(states)
             unknown = [name for name in dict.fromkeys(run) if name not in known]
             context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "unknown": unknown}
-            context |= {"catalog": catalog, "terms": list_terms(name)}
+            terms = [(term, LISTED["terms"][term]) for term in LISTED["pages"].get(name, ())]
+            context |= {"catalog": catalog, "terms": terms}
             return TEMPLATES.TemplateResponse(request, f"{name}.html", context)
 
         return show_page

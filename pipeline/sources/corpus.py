@@ -4,6 +4,10 @@ The built-in streams of texts (`builtin:docs`, `builtin:code`) and part of the b
 text come from here. Modules are split once, by a hash of their path: one in ten is *held out*.
 Streams are made from held-out modules only, models are trained on the others, so that a replay
 never gives a model a text that it was trained on.
+
+The word problems (`builtin:questions`) are of elementary arithmetic. A line of `word_problems.tsv` is a template: how
+the answer follows from its numbers, a tab, the question. Each has its own situation. A stream uses all of them, in
+random order, before it uses one again, so that two neighbours have little in common but their kind.
 """
 
 import ast
@@ -20,12 +24,13 @@ from random import Random
 from typing_extensions import override
 
 from pipeline.sources.rows import Rows, SourceRow, nearest
-from pipeline.sources.word_problems import make_questions
 from store.errors import SourceError
 
 TEXT_STREAMS = ("docs", "code")  # texts to continue
 BUILTIN_STREAMS = (*TEXT_STREAMS, "questions")
 QUESTIONS = 1000  # in the stream of that name
+NAMES = ("Ada", "Ben", "Chloe", "Deepak", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jamal", "Keiko", "Liam", "Mara")
+TEMPLATES = Path(__file__).with_name("word_problems.tsv")
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "turtledemo", "ensurepip"}
     | {"encodings", "msilib", "tkinter", "pydoc_data", "__pycache__"}
@@ -135,6 +140,19 @@ def _function_passage(name: str, lines: list[str], node: ast.FunctionDef) -> Pas
     rest = dedent(docstring_end or first, node.end_lineno).rstrip("\n")
     budget = max(MAX_FUNCTION_CHARACTERS - len(prompt), 200)
     return Passage(name, prompt, rest[:budget])
+
+
+def make_questions(seed: int, number: int) -> list[tuple[str, str]]:
+    """Return this many questions, each with its answer."""
+    lines = [line.split("\t") for line in TEMPLATES.read_text(encoding="utf-8").splitlines()]
+    templates = [(question, compile(answer, str(TEMPLATES), "eval")) for answer, question in lines]
+    random, found = Random(seed), list[tuple[str, str]]()
+    while len(found) < number:
+        for question, answer in random.sample(templates, len(templates)):
+            numbers = {"a": random.randint(16, 40), "b": random.randint(4, 9), "c": random.randint(2, 4)}
+            text = question.format(name=random.choice(NAMES), **numbers)
+            found.append((text, str(eval(answer, {}, numbers))))  # noqa: S307 (a formula of our own)
+    return found[:number]
 
 
 def stream(kind: str, seed: int = 0) -> list[Passage]:

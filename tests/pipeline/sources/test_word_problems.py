@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.sources.word_problems import TEMPLATES, make_questions
+from pipeline.sources.corpus import TEMPLATES, make_questions
 
 
 def test_a_stream_depends_on_its_seed_alone_and_uses_every_template_before_one_again():
