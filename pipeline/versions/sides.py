@@ -7,7 +7,7 @@ from pathlib import Path
 from store.errors import UsageError
 from store.registry.registered_version import RegisteredVersion, find_lineage
 from store.registry.registry import fetch_version, list_versions, resolve_number
-from store.registry.version_folder import VersionManifest, describe_changes, digest_drafter, open_version
+from store.registry.version_folder import VersionManifest, describe_additions, digest_drafter, open_version
 
 BASELINE = "baseline"
 
@@ -90,7 +90,7 @@ def describe_equal(first: Side, second: Side, *, as_served: bool) -> str:
         return ""
     if one["digest"] == other["digest"]:
         return f"equal versions: every file of {first.label} and {second.label} is the same"
-    changes = describe_changes(one["counters"], other["counters"], drafter_changed=False).partition("; ")[2]
+    changes = describe_additions(one["counters"], other["counters"])
     rest = f"; {second.label} has {changes}" if changes else ""
     return (
         f"equal drafters: {first.label} and {second.label} have the same weights{rest}. --as-served compares those too"

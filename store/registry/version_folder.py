@@ -117,6 +117,15 @@ def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool
     >>> describe_changes(one, {**one, "cache": 62, "cache_entries": 62, "memory_tokens": 1728}, drafter_changed=False)
     'drafter unchanged; n-grams +53, memory +1,728 tokens'
     """
+    found = describe_additions(before, after)
+    drafter = (
+        f"drafter {_format_updates(after['drafter'] - before['drafter'])}" if drafter_changed else "drafter unchanged"
+    )
+    return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
+
+
+def describe_additions(before: Counters, after: Counters) -> str:
+    """Say what differs between two states besides the drafter; "" for nothing."""
     more = Counter(after)
     more.subtract(before)
     entries = f"n-grams {more['cache_entries']:+,}" if more["cache_entries"] else "n-grams replaced"
@@ -125,9 +134,7 @@ def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool
         entries if more["cache"] else "",
         f"memory {more['memory_tokens']:+,} tokens" if more["memory_tokens"] else "",
     ]
-    drafter = f"drafter {_format_updates(more['drafter'])}" if drafter_changed else "drafter unchanged"
-    found = ", ".join(filter(None, parts))
-    return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
+    return ", ".join(filter(None, parts))
 
 
 def _format_updates(count: int) -> str:
