@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.server.client import Client, Outcome, draw_arrivals, load_at, load_fully, make_requests
 from benchmarks.server.server import OwnServer, parse_metrics
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 from pipeline.run.rounds import rotate
 
 OFF = "off"

@@ -9,7 +9,7 @@ from rich import box
 from benchmarks.speed.arms import OURS
 from benchmarks.speed.results import ArmResults, Mean, Quartiles, ratio_of, same_distribution
 from benchmarks.speed.work import MeasuredRound
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 from pipeline.reports.terminal import make_console
 
 PIPE_COLUMNS = 180  # wide enough that a table in a pipe is not folded

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.studies.metrics import acceptance, estimate, fifths, format_estimate, right_first_pieces
 from benchmarks.studies.records import PromptCounts, Record
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 
 Part = Callable[[Sequence[PromptCounts]], float | None]
 

@@ -26,7 +26,7 @@ from benchmarks.studies.metrics import (
 )
 from benchmarks.studies.records import Record, same_prompts
 from benchmarks.studies.runner import StudyPlan
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks.tables import Table
 from benchmarks.vllm.arms import PLAIN
 from benchmarks.vllm.engine import RoundResult
-from pipeline.reports.tables import Table
 
 HEADS = (
     "arm",

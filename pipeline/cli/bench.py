@@ -17,11 +17,11 @@ from pipeline.config.cli_options import (
 )
 from pipeline.config.environment import read_environment
 from pipeline.config.settings import Config
-from pipeline.reports.tables import Table
-from pipeline.reports.terminal import show_or_json, status
+from pipeline.reports.terminal import make_table, show_or_json, status
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from pipeline.bench.comparison import ArmComparison
 
@@ -73,7 +73,7 @@ def _show(console: "Console", found: "ArmComparison") -> None:
     for line in _describe(found):
         console.print(line, style="dim", highlight=False, markup=False)
     console.print()
-    console.print(make_table(found).rich())
+    console.print(_make_table(found))
     for note in found.notes:
         console.print(note, style="dim", highlight=False, markup=False)
     console.print()
@@ -96,7 +96,7 @@ def _describe(found: "ArmComparison") -> Iterator[str]:
     )
 
 
-def make_table(found: "ArmComparison") -> Table:
+def _make_table(found: "ArmComparison") -> "Table":
     """One row per arm."""
     heads = ("", "tokens/s", "tokens/forward", "to plain", "quartiles", "same texts")
     rows = [
@@ -110,4 +110,4 @@ def make_table(found: "ArmComparison") -> Table:
         )
         for name, one in found.arms.items()
     ]
-    return Table(heads, rows)
+    return make_table(heads, rows)

@@ -11,12 +11,11 @@ import typer
 
 from pipeline.config.cli_options import PrintJsonOption, TextOption, TextTemplateOption, argument, option, overrides_of
 from pipeline.config.settings import Config
-from pipeline.reports.tables import Table
-from pipeline.reports.terminal import show_or_json, status
+from pipeline.reports.terminal import make_table, show_or_json, status
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
+    from rich.table import Table
 
     from pipeline.reports.vocab_report import MappedSpecial, TextCoverage, VocabularyReport
 
@@ -64,7 +63,7 @@ def _list_models(*, as_json: bool) -> None:
         )
         for model in found
     ]
-    table = Table(("name", "role", "weights", "tokens", "licence", "MB", ""), rows).rich()
+    table = make_table(("name", "role", "weights", "tokens", "licence", "MB", ""), rows)
     table.columns[0].no_wrap = True
     table.columns[1].justify = table.columns[4].justify = table.columns[6].justify = "left"
     Console().print(table)
@@ -150,14 +149,14 @@ def _print_report(console: "Console", found: "VocabularyReport") -> None:
         console.print(_commonest_table(text))
 
 
-def _classes_table(found: "VocabularyReport") -> "RichTable":
+def _classes_table(found: "VocabularyReport") -> "Table":
     """How the target's tokens are proposed: those of its vocabulary, and those of the text."""
     text = found.text.whole
     rows: list[tuple[str, int, int | None]] = [("one piece (direct map)", found.direct, text.direct)]
     rows += [(f"{band} pieces", count, text.ngrams[band]) for band, count in found.ngrams.items()]
     rows += [("unspelt", found.unspelt, text.unspelt), ("never proposed", found.silent, None)]
     heads = "", "vocabulary", "share", "text", "share"
-    table = Table(heads, (), "Target tokens by pieces of the drafter").rich()
+    table = make_table(heads, (), "Target tokens by pieces of the drafter")
     for name, count, used in rows:
         in_text = ("", "") if used is None else (f"{used:,}", _share(used, text.tokens))
         table.add_row(name, f"{count:,}", _share(count, found.target_size), *in_text)
@@ -166,10 +165,10 @@ def _classes_table(found: "VocabularyReport") -> "RichTable":
     return table
 
 
-def _specials_table(specials: Sequence["MappedSpecial"]) -> "RichTable":
+def _specials_table(specials: Sequence["MappedSpecial"]) -> "Table":
     from rich.text import Text
 
-    table = Table(("token", "id", "mapped by", "pieces"), (), "Special tokens of the target").rich()
+    table = make_table(("token", "id", "mapped by", "pieces"), (), "Special tokens of the target")
     table.columns[2].justify = table.columns[3].justify = "left"
     # Those that mean something to the drafter first, then in the order of their ids.
     ordered = sorted(specials, key=lambda special: (special.how not in ("role", "name"), special.token))
@@ -182,10 +181,10 @@ def _specials_table(specials: Sequence["MappedSpecial"]) -> "RichTable":
     return table
 
 
-def _commonest_table(text: "TextCoverage") -> "RichTable":
+def _commonest_table(text: "TextCoverage") -> "Table":
     from rich.text import Text
 
-    table = Table(("token", "pieces", "times", "share"), (), "Commonest n-grams of the text").rich()
+    table = make_table(("token", "pieces", "times", "share"), (), "Commonest n-grams of the text")
     table.columns[0].no_wrap = True
     table.columns[1].justify = "left"
     for ngram in text.commonest:

@@ -136,6 +136,19 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     make_console().print(table, "")
 
 
+def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str = "") -> "Table":
+    """Make a table of results; the first column is aligned to the left, the others to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def to_printable(value: object) -> str:
     """Return one to_printable line; text from a server must not control the terminal."""
     if isinstance(value, float):

@@ -13,7 +13,7 @@ from benchmarks.studies.paper.figures import CurveKind, PaperFigure
 from benchmarks.studies.paper.report import BlockResults
 from benchmarks.studies.records import PromptCounts, Record
 from benchmarks.studies.report import Results
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 
 Points = Sequence[tuple[float, float]]
 WINDOWS = 8  # windows that fit side by side into the stream

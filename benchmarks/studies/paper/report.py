@@ -8,7 +8,7 @@ from benchmarks.studies.paper.blocks import CacheSize, PaperBlock
 from benchmarks.studies.records import Record
 from benchmarks.studies.report import Results, circumstances, of_rates
 from benchmarks.studies.runner import StudyPlan
-from pipeline.reports.tables import Table
+from benchmarks.tables import Table
 
 Section = tuple[str, Sequence[Table]]  # heading and tables
 
