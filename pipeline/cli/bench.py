@@ -1,6 +1,5 @@
 """The command `omnidraft bench`: is drafting worth it for these prompts?"""
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from pipeline.bench.comparison import ArmComparison
 
-LOG = logging.getLogger("omnidraft.bench")
 
 _FILE_HELP = "Prompt sources, as for `replay`. [default: the questions of the default run]"
 _LIMIT_HELP = "Prompts that are timed. More of them show more of what memory and learning gain."

@@ -1,6 +1,5 @@
 """One training from logs: the texts of earlier runs become a drafter version, in a run of its own."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,8 +31,6 @@ from store.files import json_bytes, write_whole
 from store.log.manifest import RunKind
 from store.log.run_log import Mirror
 from store.query.summary import SUMMARY
-
-LOG = logging.getLogger("omnidraft.train")
 
 # What differs from learning online: updates follow each other, and each text is read several times.
 OFFLINE: Mapping[str, Any] = {

@@ -69,10 +69,6 @@ class Acceptance:
         half = Z * sqrt(rate * (1 - rate) / self.judged + spread / self.judged / 4)
         return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
 
-    @property
-    def is_vague(self) -> bool:
-        return self.judged < FEW
-
     def __str__(self) -> str:
         if (interval := self.interval) is None:
             return "- (none judged)"

@@ -22,13 +22,12 @@ def test_the_interval_ends_at_the_extreme_rates_that_the_count_does_not_reject(a
 
 
 def test_without_judged_tokens_there_is_no_rate():
-    assert (Acceptance().rate, Acceptance().interval, Acceptance().is_vague) == (None, None, True)
+    assert (Acceptance().rate, Acceptance().interval) == (None, None)
 
 
 def test_prompts_are_weighted_by_their_judged_tokens():
     prompts = [make_completed(0, judged=10, accepted=1), make_completed(1, judged=90, accepted=89)]
     assert Acceptance.sum_over(prompts) == Acceptance(90, 100)
-    assert not Acceptance.sum_over(prompts).is_vague
 
 
 PROMPTS = random.Random(1).choices(range(20, 33), k=24)
