@@ -21,11 +21,11 @@ from store.events import DraftSource, Event, Outcome, PromptReceived, TokenDecis
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTERS = ROOT.parent / "shared" / "models"  # next to the repository while the built-in models are being made
-PROMPTS, NEW_TOKENS = 80, 32
+PROMPTS, NEW_TOKENS = 32, 32
 LEARNING = {
     "learn__enabled": True,
     "learn__spacing": "fixed",
-    "learn__interval": 10,
+    "learn__interval": 4,
     "learn__rate": 2e-4,
 }
 ALWAYS = {"draft__pause": False, "draft__costs": "estimated"}  # the same on every machine
@@ -122,7 +122,7 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
 def test_greedy_is_plain_decoding_however_it_is_drafted(changes: dict[str, Any], prompts, plain, tmp_path):
-    chosen = prompts[::10]
+    chosen = prompts[::4]
     events, _ = run(config_of(batch=3, learn__enabled=False, **changes), chosen, tmp_path)
     assert completions(events) == {prompt.offset: plain[prompt.offset] for prompt in chosen}
 
@@ -132,7 +132,7 @@ def test_greedy_is_plain_decoding_however_it_is_drafted(changes: dict[str, Any],
     "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
 )
 def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
-    repeated = [*prompts[::5], *prompts[::20]]  # texts that the memory knows verbatim
+    repeated = [*prompts[::2], *prompts[::8]]  # texts that the memory knows verbatim
     chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
     config = config_of(draft__costs=0.3, **changes)  # costs that are the same on every machine
     events, _ = run(config, chosen, tmp_path)
@@ -148,8 +148,8 @@ SAMPLED = {"sampling__temperature": 1.0, "sampling__max_new_tokens": 16}
 
 @pytest.mark.slow
 def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_path):
-    config = config_of(batch=4, seed=5, **LEARNING | {"learn__interval": 4}, **SAMPLED)
-    chosen = prompts[45:57]
+    config = config_of(batch=4, seed=5, **LEARNING, **SAMPLED)
+    chosen = prompts[18:30]
     first, second = (decisions(run(config, chosen, tmp_path)[0]) for _ in range(2))
     assert first == second
     other = decisions(run(config.with_overrides({"seed": 6}), chosen, tmp_path)[0])
@@ -160,7 +160,7 @@ def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_
 @pytest.mark.parametrize("changes", [{"draft__max_draft": 0}, {"draft__mode": "match"}])
 def test_sampled_tokens_are_among_those_that_the_transform_keeps(changes: dict[str, Any], prompts, tmp_path):
     config = config_of(seed=3, sampling__top_k=2, learn__enabled=False, **changes, **SAMPLED)
-    chosen = prompts[48:52]
+    chosen = prompts[20:24]
     events, models = run(config, chosen, tmp_path)
     for prompt in chosen:
         tokens, emitted = models.target_vocabulary.encode(prompt.text), completions(events)[prompt.offset]

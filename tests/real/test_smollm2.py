@@ -125,6 +125,7 @@ def find_bin(tokens: tuple[int, ...], bins: Container[tuple[int, ...]]) -> tuple
     return next(key for key in (tokens, tokens[:1], ()) if key in bins)
 
 
+@pytest.mark.sweep
 def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_path: Path):
     """Pearson's test over all pairs of tokens expected five times or more; other pairs count by their first token."""
     source = write_prompts(tmp_path / "same.jsonl", [OPENING] * SAMPLES)
@@ -146,7 +147,7 @@ def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_pat
 
 def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, questions: list[Path], tmp_path: Path):
     config = config_for(
-        [smollm2], questions[:2], source__limit=3, sampling__max_new_tokens=NEW_TOKENS, commit__seconds=1e-9,
+        [smollm2], questions[:2], source__limit=2, sampling__max_new_tokens=8, commit__seconds=1e-9,
     )  # fmt: skip
     run_replay(config, tmp_path / "whole")
     settings = tmp_path / "settings.toml"

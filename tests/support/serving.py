@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import warm_python
 
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 HOST = "127.0.0.1"
@@ -38,7 +39,7 @@ def mlflow_server(folder: Path, store: str | None = None) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--artifacts-destination"]
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
+        process = warm_python.Popen(
             [*command, str(folder / "files"), "--host", HOST, "--port", str(port), "--workers", "1"],
             env=os.environ | quiet,
             stdout=log,

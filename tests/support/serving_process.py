@@ -1,6 +1,7 @@
 """`omnidraft serve` in a process of its own, with an HTTP client."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -33,6 +34,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,
+                env=os.environ | {warm_python.NESTED: "1"},
             )
 
     @property

@@ -47,6 +47,7 @@ LOADED = (
 )  # but not ray, which reads the worker's identity from its environment as soon as it is imported
 HIGH = 500  # descriptors that arrive are kept above those that a program counts on
 RAY_WORKER = "default_worker.py"
+NESTED = "OMNIDRAFT_TESTS_FORK"  # variable of a forked process whose own children are to be forked, too
 STARTED = subprocess.Popen  # by the system, also where a test has put `Popen` of this module in its place
 
 
@@ -270,7 +271,7 @@ def serve(address: str) -> dict[str, Any]:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 for own in (listener, ends, wakeup, client, *children.values()):
                     own.close()
-                return request
+                return request | {"address": address}
             for fd in request["arrived"]:
                 os.close(fd)
             children[pid] = client
@@ -331,6 +332,9 @@ def become(request: dict[str, Any]) -> None:
     sys.stderr = open(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     constants.apply_inherited()
+    if NESTED in os.environ:
+        globals()["server"] = lambda: types.SimpleNamespace(address=request["address"])
+        subprocess.Popen = Popen  # type: ignore[misc]
     first, *words = request["arguments"]
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = named

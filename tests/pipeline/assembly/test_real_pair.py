@@ -73,8 +73,7 @@ def plain(folder: Path, texts: list[str]) -> list[str]:
     return completions
 
 
-@pytest.mark.representatives("llama-3-24")
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "steps"), [("qwen2", 24), ("llama-3", 24)])
 def test_a_real_pair_runs_the_whole_pipeline_and_greedy_is_plain_decoding(
     kind: str, steps: int, drafter: Path, tmp_path: Path

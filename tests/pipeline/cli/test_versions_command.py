@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import warm_python
 from registry_making import CLOSED, MODEL, LittleRun, new_store
 from typer.testing import CliRunner
 
@@ -233,7 +234,7 @@ def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: si
     port = free_port()
     code = "import typer, pipeline.cli.pages as c; typer.run(c.dashboard)"
     command = [sys.executable, "-c", code, "--mlflow", "--runs", str(runs), "--port", str(port)]
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    served = warm_python.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         wait_until_up(f"http://{HOST}:{port}/health")
         assert listening_addresses(port) == {"0100007F"}

@@ -37,7 +37,7 @@ from store.query.summary import SUMMARY
 
 pytestmark = pytest.mark.timeout(900)  # every process loads its libraries and models
 
-PROMPTS = 40
+PROMPTS = 30
 SERVED = "FROM updates WHERE part = 'drafter' AND served ORDER BY seq"
 
 
@@ -60,7 +60,7 @@ def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
     config = config_of(
         tiny_pair,
         sources=(str(prompts),),
-        sampling__max_new_tokens=48,
+        sampling__max_new_tokens=32,
         batch=2,
         learn__spacing="fixed",
         commit__seconds=0.2,

@@ -39,6 +39,8 @@ from store.child import RestartBudget
 from store.errors import ConfigError, RunError
 from store.events import BlockDone, Event
 from store.fault_points import VARIABLE
+from store.log.lock import OWNER
+from store.log.partitions import LEARNER, partition_folder
 
 LONG = {"max_tokens": 900, "temperature": 2.0, "sampling": SamplingParams(ignore_eos=True)}
 TEXT = "Ann has 3"
@@ -190,14 +192,17 @@ def test_an_error_of_the_engine_restarts_it(tiny_pair: TinyPair, tmp_path: Path,
     assert_sound(tmp_path / "run")
 
 
-def children(pid: int, name: str) -> list[int]:
-    """Processes below a process whose command line has some text."""
-    found: list[int] = []
-    for child in Path(f"/proc/{pid}/task").glob("*/children"):
-        for number in map(int, child.read_text().split()):
-            found += [number] if name in Path(f"/proc/{number}/cmdline").read_text() else []
-            found += children(number, name)
-    return found
+def wait_for_owner(folder: Path, after: int = 0) -> int:
+    """The process that writes a log, once it is another than `after`."""
+    found = [after]
+
+    def is_there() -> bool:
+        if (folder / OWNER).exists():
+            found.append(json.loads((folder / OWNER).read_bytes())["pid"])
+        return found[-1] != after
+
+    wait_until(is_there)
+    return found[-1]
 
 
 def post(server: ServerProcess, **fields: Any) -> Any:
@@ -228,7 +233,7 @@ def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: Tin
     with server_process(tmp_path / "world", *arguments) as server:
         model = server.model()
         server.complete(TEXT, model=model)
-        (engine,), (learner,) = (children(server.process.pid, f"\0{name}\0") for name in ("engine", "learner"))
+        engine, learner = wait_for_owner(run), wait_for_owner(partition_folder(run, LEARNER))
         errors: list[tuple[int, Any]] = []
 
         def request_whole() -> None:
@@ -252,8 +257,7 @@ def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: Tin
         assert read_metric(server, "engine_restarts_total") == 1
         assert server.complete(TEXT, model=model)["choices"][0]["finish_reason"] in ("stop", "length")
         wait_until(lambda: not Path(f"/proc/{learner}").exists())  # the learner ends with its engine
-        (learner,) = children(server.process.pid, "\0learner\0")
-        os.kill(learner, signal.SIGKILL)
+        os.kill(wait_for_owner(partition_folder(run, LEARNER), learner), signal.SIGKILL)
         wait_until(lambda: read_metric(server, "learner_restarts_total") == 1)
         server.complete(TEXT, model=model)
         assert server.end() == 0, server.err

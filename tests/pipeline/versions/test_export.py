@@ -148,7 +148,7 @@ def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pa
 @pytest.mark.slow
 @pytest.mark.constants(gate_every=NO_GATE)
 def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):
-    config = config_of(tiny_pair, publish__enabled=True, learn__lora_rank=4)
+    config = config_of(tiny_pair, publish__enabled=True, learn__lora_rank=4, source__limit=4)
     run_replay(config.with_overrides({"learn.rate": 2e-2}), tmp_path / "runs" / "lora")
     version = max((tmp_path / "runs/lora/versions").iterdir())
     assert (version / ADAPTER_FOLDER).is_dir()

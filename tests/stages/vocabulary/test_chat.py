@@ -215,7 +215,7 @@ CONVERSATIONS = {
 
 
 @needs_real_ones
-@pytest.mark.representatives(12)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("about", CONVERSATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_usual_conversation_gives_the_tokenizer_s_own_ids(name: str, about: str):

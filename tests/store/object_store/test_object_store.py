@@ -244,6 +244,7 @@ def test_an_unreachable_store_stops_the_run_at_its_last_commit(
     door = Door(objects.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", door.endpoint)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr("store.object_store.mirror.READ_SECONDS", 5)
     run = Run(tmp_path / "run", place)
     run.commit(0)
     getattr(door, failure)()
