@@ -35,6 +35,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from store.collection import pause_collection
 from store.errors import OmnidraftError
 from store.log_records import PROJECT, forward_records, handle_record
 
@@ -190,11 +191,16 @@ class ChildCalls:
         self._lock = threading.Lock()  # held during a call
         self._child: Child | None = None
         self._owner = 0  # the process that started the child
-        self._closed = False
+        self._ready = self._closed = False
 
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        """Start the child before the first call, which waits until it is ready."""
+        with self._lock:
+            self._start()
 
     def call(self, request: Any, seconds: float) -> Any:
         """Return the answer to a request.
@@ -223,7 +229,7 @@ class ChildCalls:
         with self._lock:
             self._end()
 
-    def _connect(self) -> Child:
+    def _start(self) -> Child:
         if self._owner != os.getpid():
             self._child = None  # that of the process that this one was forked from
         if self._child and self._child.alive:
@@ -232,12 +238,19 @@ class ChildCalls:
         if self._closed:
             raise ChildError(f"the process '{self._options['name']}' was closed")
         self._owner = os.getpid()
+        self._ready = False
         self._child = Child(_answer_calls, *self._arguments, **self._options)
+        return self._child
+
+    def _connect(self) -> Child:
+        child = self._start()
         try:
-            self._child.receive(START_SECONDS)
+            if not self._ready:
+                child.receive(START_SECONDS)
+                self._ready = True
         except TimeoutError:
             raise ChildError(f"the process '{self._options['name']}' must start in {START_SECONDS:g} s") from None
-        return self._child
+        return child
 
     def _end(self) -> None:
         child, self._child = self._child, None
@@ -414,7 +427,8 @@ def main() -> None:
     warned = logging.getLogger("py.warnings")
     warned.handlers, warned.propagate = PROJECT.handlers, False
     try:
-        run, args = parent.receive()
+        with pause_collection():
+            run, args = parent.receive()  # imports what runs
         run(parent, *args)
     except BaseException as error:
         status = 1
@@ -429,7 +443,8 @@ def main() -> None:
 
 
 def _answer_calls(parent: Parent, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    answer = make(*args)
+    with pause_collection():
+        answer = make(*args)
     parent.send(None)
     while True:
         request, seconds = parent.receive()

@@ -25,6 +25,7 @@ from stages.engine.models.language_model import LanguageModel, fingerprint, load
 from stages.learn.training.closed_form import untie_output
 from stages.memory.search_calls import compile_search
 from stages.vocabulary.pair import Pair, pair
+from stages.vocabulary.template_process import TEMPLATES
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 from store.registry.registered_version import Reference, check_model_name
@@ -164,10 +165,13 @@ def load_models(
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
+    tokenizers = {found: load_tokenizer(found) for found in (source, *sources.values())}
+    if config.source.chat is not False and any(tokenizers[found].chat_template for found in sources.values()):
+        TEMPLATES.calls.start()  # its process loads what it needs meanwhile
     compiling.join()  # what follows is timed
     for model in (drafter, *targets.values()):
         model.prove_forward()  # and, with the threads of the run, see which kernels are fast
-    pair_with = _make_pairing(config, source, drafter)
+    pair_with = _make_pairing(config, source, drafter, tokenizers.__getitem__)
     return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
 
 
@@ -178,13 +182,15 @@ def _compile(searches: bool) -> None:
         compile_search()
 
 
-def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callable[[str, str], DrafterModels]:
+def _make_pairing(
+    config: Config, source: str, drafter: LanguageModel, load: Callable[[str], Any] = load_tokenizer
+) -> Callable[[str, str], DrafterModels]:
     """Return a function that pairs a loaded drafter with a target, given the target's name and where it is.
 
     The drafter for a target shares the drafter's weights, but has sequences of its own and, with `learn.lora_rank`, an
     adapter, with the weights that the drafter came with.
     """
-    tokenizer, folder = load_tokenizer(source), Path(source) if Path(source).is_dir() else None
+    tokenizer, folder = load(source), Path(source) if Path(source).is_dir() else None
     vocabulary = Vocabulary(tokenizer, config.drafter)
 
     def add_own_adapter(target: str) -> str:
@@ -195,7 +201,7 @@ def _make_pairing(config: Config, source: str, drafter: LanguageModel) -> Callab
         return name
 
     def pair_with(name: str, target_source: str) -> DrafterModels:
-        target_vocabulary = Vocabulary(load_tokenizer(target_source), name)
+        target_vocabulary = Vocabulary(load(target_source), name)
         own = drafter.share_weights(add_own_adapter(name) if config.learn.lora else None)
         paired = pair(target_vocabulary, vocabulary, config.vocabulary.special)
         return DrafterModels(name, own, target_vocabulary, vocabulary, tokenizer, folder, paired)

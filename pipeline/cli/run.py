@@ -35,6 +35,7 @@ from pipeline.config.environment import read_environment
 from pipeline.config.settings import Config, load
 from pipeline.reports.log_output import log_details
 from pipeline.reports.terminal import make_summary_table, status, stderr_console
+from store.collection import freeze_objects, pause_collection
 from store.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -216,16 +217,16 @@ def _resume(run: Path, overrides: Mapping[str, object], workers: Workers, show: 
 
 
 def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, show: Show, *, resume: bool) -> None:
-    from pipeline.reports.progress import make_display
-    from pipeline.run.replay import Replay
+    with status("loading models", is_long=True), pause_collection():
+        from pipeline.reports.progress import make_display
+        from pipeline.run.replay import Replay
 
-    with status("loading models", is_long=True):
         prepared: Replay | ClusterReplay
         if workers:
             prepared = _import_cluster()(config, run_folder, **workers, resume=resume, mirror=mirror)
         else:
             prepared = Replay(config, run_folder, resume=resume, mirror=mirror)
-    with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
+    with make_display(stderr_console(), time.perf_counter, prepared.total()) as display, freeze_objects():
         summary = prepared.run(display)
     show(summary)
     costs = summary["commits"]

@@ -35,6 +35,7 @@ from stages.drafting.head import AcceptanceHead
 from stages.engine.models.devices import count_threads
 from stages.learn.training.weight_update import apply_weights
 from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
+from store.collection import freeze_objects
 from store.errors import RunError, UsageError
 from store.events import Event
 from store.log.manifest import RunKind
@@ -114,8 +115,7 @@ class ServerRun:
             self._state = self._run.snapshot = None  # its content is restored
             del learned
             gc.collect()
-            gc.freeze()  # collections over models and libraries would delay every stream
-            undo.callback(gc.unfreeze)
+            undo.enter_context(freeze_objects())
             self.engine.start()
             self._exit = undo.pop_all()
         return self

@@ -47,12 +47,14 @@ from stages.engine.quantisation.modules import (
     count_weights,
     drop_groups,
     has_groups,
+    is_mapped,
     iterate_weights,
     weight_shape,
 )
 from stages.engine.quantisation.stored import StoredMatrix
 
 LOG = logging.getLogger("omnidraft.models")
+_FINGERPRINT = "_omnidraft_fingerprint"  # attribute of a mapped model, with the format that it is of
 SAMPLES = 64  # values of each weight that enter a fingerprint
 PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
 
@@ -378,6 +380,9 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
+    mapped = is_mapped(model.model)  # weights that stay in a file never change
+    if mapped and (known := vars(model.model).get(_FINGERPRINT)) and known[0] == model.weights:
+        return str(known[1])
     rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
     digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
     for weight in iterate_weights(model.model):
@@ -386,4 +391,6 @@ def fingerprint(model: LanguageModel) -> str:
         digest.update(numbers.float().cpu().numpy().tobytes())
         if isinstance(weight, StoredMatrix):
             weight.release()
+    if mapped:
+        vars(model.model)[_FINGERPRINT] = model.weights, digest.hexdigest()
     return digest.hexdigest()
