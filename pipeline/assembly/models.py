@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,7 @@ from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adap
 from stages.engine.models.devices import pick_device, set_threads
 from stages.engine.models.huggingface import load_tokenizer
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
+from stages.engine.quantisation.modules import is_mapped
 from stages.learn.training.closed_form import untie_output
 from stages.memory.search_calls import compile_search
 from stages.vocabulary.pair import Pair, pair
@@ -165,14 +167,25 @@ def load_models(
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
-    tokenizers = {found: load_tokenizer(found) for found in (source, *sources.values())}
-    if config.source.chat is not False and any(tokenizers[found].chat_template for found in sources.values()):
-        TEMPLATES.calls.start()  # its process loads what it needs meanwhile
-    compiling.join()  # what follows is timed
-    for model in (drafter, *targets.values()):
-        model.prove_forward()  # and, with the threads of the run, see which kernels are fast
-    pair_with = _make_pairing(config, source, drafter, tokenizers.__getitem__)
+    with ThreadPoolExecutor(1) as loader:
+        tokenizers = {found: loader.submit(load_tokenizer, found) for found in (source, *sources.values())}
+        if config.source.chat is not False:
+            loader.submit(_start_templates, [tokenizers[found] for found in sources.values()])
+        compiling.join()  # what follows is timed
+        for model in sorted((drafter, *targets.values()), key=lambda one: not is_mapped(one.model)):
+            if not is_mapped(model.model):
+                wait(tokenizers.values())
+            model.prove_forward()  # and, with the threads of the run, see which kernels are fast
+            if model is not drafter:
+                model.prepare_output()
+    pair_with = _make_pairing(config, source, drafter, lambda found: tokenizers[found].result())
     return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
+
+
+def _start_templates(tokenizers: "list[Future[Any]]") -> None:
+    """Start the process of chat templates, if there are any: it loads what it needs while models are loaded."""
+    if any(tokenizer.result().chat_template for tokenizer in tokenizers):
+        TEMPLATES.calls.start()
 
 
 def _compile(searches: bool) -> None:

@@ -133,6 +133,15 @@ def test_calls_are_answered_by_one_process(calls: ChildCalls):
     assert calls.pid == first, "an error does not end it"
 
 
+def test_a_child_is_started_before_its_first_call(calls: ChildCalls):
+    calls.start()
+    started = calls.pid
+    assert started is not None
+    calls.start()
+    assert calls.call(("other", 7), HANG_SECONDS) == "prefix-7"
+    assert calls.pid == started
+
+
 def test_calls_of_many_threads_take_turns(calls: ChildCalls):
     answers: list[int] = []
     threads = [

@@ -8,6 +8,7 @@ normalised before. A file whose name is missing or unknown is refused.
 import json
 import logging
 from collections.abc import Mapping
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
     bos, by_default = roles["bos_token"], kind == _SENTENCEPIECE or metadata.get("tokenizer.ggml.pre") in _WITH_BOS
     if bos is not None and "bos_token" in special and metadata.get("tokenizer.ggml.add_bos_token", by_default):
         _prepend_bos(backend, tokens[bos], bos, kind)
+    vars(backend)["__deepcopy__"] = lambda _: backend  # else the library copies it, in as much time as the rest takes
     made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
+    del vars(backend)["__deepcopy__"]
     template, start = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
     named = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
     made.chat_template = {"default": template, **named} if template and named else template
@@ -88,7 +91,8 @@ def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
         )
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("merges") or []]
     vocabulary = {token: index for index, token in enumerate(fields["tokens"])}
-    lacking = next((token for merge in merges for token in (*merge, "".join(merge)) if token not in vocabulary), None)
+    needed = chain(chain.from_iterable(merges), map("".join, merges))
+    lacking = next(filterfalse(vocabulary.__contains__, needed), None)
     if lacking is not None:
         raise _refuse(name, f"have a token for each of its merges, but has none for {lacking!r}")
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=family in _WHOLE_FIRST))
@@ -167,9 +171,9 @@ def _derive_merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[t
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
     """Mark the tokens that are matched before the merges: control tokens, and those that the file's author defined."""
-    known, added = backend.get_vocab(with_added_tokens=False), dict(zip(tokens, kinds, strict=False))
+    added = dict(zip(tokens, kinds, strict=False))
     for special, wanted in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER_DEFINED,))):
-        found = [token for token, kind in added.items() if kind in wanted and token in known]
+        found = [token for token, kind in added.items() if kind in wanted and backend.token_to_id(token) is not None]
         add = backend.add_special_tokens if special else backend.add_tokens
         add([AddedToken(token, special=special, normalized=False) for token in found])
 

@@ -58,7 +58,7 @@ class CompiledLlamaForward(SlotForward):
 
     @override
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        output, ids, kept = self._find_output_layer(), list(chain(*batch.tokens)), batch.wanted_tokens
+        output, ids, kept = self.find_output_layer(), list(chain(*batch.tokens)), batch.wanted_tokens
         steps = self.weights.compile(output)
         buffers = self._reserve_buffers(len(ids))
         table = self._write_table(steps, output, buffers)

@@ -118,7 +118,7 @@ class PackedLlamaForward(SlotForward):
         state_NW = weights.normalise(state_NW, weights.norm_W)
         logits_NV = state_NW.new_empty(0, weights.outputs)
         if kept:
-            logits_NV = self._place_logits(self._find_output_layer()(state_NW))
+            logits_NV = self._place_logits(self.find_output_layer()(state_NW))
         return logits_NV, state_NW if batch.hidden else logits_NV
 
     def _compute_layer(

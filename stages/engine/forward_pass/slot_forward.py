@@ -42,7 +42,8 @@ class SlotForward(Forward):
         """Compute only the logits of these ids; all others become minus infinity. None computes all."""
         self._ids = None if ids is None else torch.tensor(ids, dtype=torch.long, device=self.weights.device)
 
-    def _find_output_layer(self) -> Any:
+    def find_output_layer(self) -> Any:
+        """Return the output layer of these weights and ids, packed if it is needed for the first time."""
         if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
             self._output = self.weights.version, self._ids, self.weights.make_output_layer(self._ids)
         return self._output[2]

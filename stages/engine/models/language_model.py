@@ -195,6 +195,11 @@ class LanguageModel:
         elif pack:
             pack()  # also where the proof is known: a display shows what is loaded until here
 
+    def prepare_output(self) -> None:
+        """Pack the output layer now, not in the first pass."""
+        if isinstance(self.forward_pass, SlotForward):
+            self.forward_pass.find_output_layer()
+
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""
         if isinstance(self.forward_pass, SlotForward):
