@@ -26,7 +26,7 @@ class EventMetrics:
         self._judged = self._by_source("omnidraft:judged_tokens", text)
         text = "Accepted target tokens, by the source of their block."
         self._accepted = self._by_source("omnidraft:accepted_tokens", text)
-        self._drifts = self._counter("omnidraft:drifts", "Changes of the acceptance rate.", "direction", "action")
+        self._drifts = self._counter("omnidraft:drifts", "Falls of the acceptance rate.", "action")
         text = "Learning steps, by whether they were put into service."
         self._updates = self._counter("omnidraft:updates", text, "part", "served")
         self._recalls = self._counter("omnidraft:recalls", "Scorings of earlier versions after a drift.", "recalled")
@@ -46,7 +46,7 @@ class EventMetrics:
             case Updated():
                 self._updates.labels(self._model, event.part, str(event.served).lower()).inc()
             case Drifted():
-                self._drifts.labels(self._model, event.direction, event.action).inc()
+                self._drifts.labels(self._model, event.action).inc()
             case Recalled():
                 self._recalls.labels(self._model, str(event.version is not None).lower()).inc()
 

@@ -231,5 +231,4 @@ class Recorder:
             drafter_version=versions.drafter,
             **vars(counters),
             predicted=min(row.predicted, row.emitted),
-            frequency=row.frequency,
         )

@@ -188,7 +188,6 @@ class PromptCompleted:
     lookup_accepted: int = 0
     own_accepted: int = 0  # of `lookup_accepted`, tokens copied from the sequence's own text
     predicted: int = 0  # of `emitted`, tokens that the memory held for the likeliest, whatever drafted them
-    frequency: float | None = None  # mean logarithm of how often the tokens occurred per earlier completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +219,17 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """The detector raised an alarm: the signal that it monitors changed."""
+    """The detector raised an alarm: the acceptance rate fell."""
 
     offset: int
     target: str
     dataset: str
     detector: str
-    direction: str  # "fall" or "rise"
     changed_at: int  # offset of the first prompt after the change, estimated afterwards
     rate_before: float
     rate_after: float
-    action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
-    signal: str = ""  # of which the rates are: see `pipeline.learning.drift.Rates`; empty in logs before schema 6
+    action: str  # "reset", "recall" or "none" as configured, or "cooldown"
+    description: str  # what happened and what follows, in one sentence
 
     @property
     def acted_upon(self) -> bool:

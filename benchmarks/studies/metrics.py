@@ -159,7 +159,7 @@ def switch(record: Record, number: int = 1, window: int = WINDOW) -> Switch:
     windows = _windows(after, window)
     end = acceptance(_part(after, last=True))
     begin, at, stop = record.segments[number - 1 : number + 2]
-    falls = [alarm.offset for alarm in record.alarms if alarm.direction == "fall"]
+    falls = [alarm.offset for alarm in record.alarms]
     found = [offset - at for offset in falls if at <= offset < stop]
     return Switch(
         before=before,

@@ -50,7 +50,6 @@ class Alarm:
     """An alarm of the drift detector, as in `Drifted`."""
 
     offset: int
-    direction: str
     action: str
 
 

@@ -147,7 +147,7 @@ class Collector:
                 ngrams = {"ngrams": self.accepted[event.offset], "entries": self._count_entries()}
                 self.passed.append(PromptCounts(event.offset, *counts, at=now.wall, cpu=now.cpu, **ngrams))
             case Drifted():
-                self.alarms.append(Alarm(event.offset, event.direction, event.action))
+                self.alarms.append(Alarm(event.offset, event.action))
             case Recalled(version=int()):
                 self.recalls.append(event.offset)
             case Updated():

@@ -8,11 +8,11 @@ from typing import Any
 
 from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import DrafterModels
-from pipeline.assembly.stages import HEAD_FILE, has_copies
-from pipeline.config.sections import DraftSettings, DriftSettings
+from pipeline.assembly.stages import HEAD_FILE
+from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import Config
 from pipeline.learning.drafter_files import DrafterFiles
-from pipeline.learning.drift import DriftMonitor, Signal
+from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
@@ -84,28 +84,18 @@ def make_learner(
 
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
-    """Make the drift monitor, over the signal that the settings have."""
-    settings = drift_settings(config)
-    signal: Signal = "first" if config.draft.stop != "never" and config.learn.enabled else "judged"
-    return DriftMonitor(settings, "frequency" if settings.detector == "ranks" and _remembers(config.draft) else signal)
-
-
-def _remembers(draft: DraftSettings) -> bool:
-    return "memory" in draft.sources and has_copies(draft)
+    """Make the drift monitor of one target."""
+    return DriftMonitor(drift_settings(config))
 
 
 def drift_settings(config: Config) -> DriftSettings:
-    """With the detector that is used, and the response that can be given: without learning nothing adapts, and without
-    versions nothing can come back.
-    """
-    response, detector = config.drift.response, config.drift.detector
+    """With the response that can be given: without learning nothing adapts, without versions nothing can come back."""
+    response = config.drift.response
     if not config.learn.enabled:
         response = "none"
     elif response == "recall" and not config.publish.enabled:
         response = "reset"
-    if detector == "auto":
-        detector = "ranks" if _remembers(config.draft) else "page-hinkley"
-    return config.drift.model_copy(update={"response": response, "detector": detector})
+    return config.drift.model_copy(update={"response": response})
 
 
 def _make_response(

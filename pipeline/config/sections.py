@@ -207,13 +207,10 @@ class LearnSettings(Section):
 class DriftSettings(Section):
     """Detection of drift and the response to it."""
 
-    detector: Literal["auto", "ranks", "adwin", "page-hinkley", "none"] = Field(
-        default="auto",
-        description="Drift detector: 'ranks' bets on ranks among the recent past and has a stated time between false "
-        "alarms; 'adwin' and 'page-hinkley' are river's; 'none' disables detection. 'auto' is 'ranks' where the "
-        "memory is a source, else 'page-hinkley'.",
+    detector: Literal["page-hinkley", "none"] = Field(
+        default="page-hinkley",
+        description="Drift detector over the acceptance rate: river's Page-Hinkley test of falls, or none.",
     )
-    delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
     response: Literal["reset", "recall", "none"] = Field(
         default="recall",
         description="Response to a drift: reset the head ('reset'), also restore an earlier version "

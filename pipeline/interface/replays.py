@@ -62,8 +62,8 @@ class RunSummary:
     totals: StreamMetrics  #: of the whole stream
     datasets: Mapping[str, StreamMetrics]  #: by name, in the order of the stream
     targets: Mapping[str, StreamMetrics]  #: by name, in the order of the stream
-    #: detected changes of the acceptance rate, each with `offset`, `direction`, `action`, `rate_before`,
-    #: `rate_after`, `dataset` and `target`.
+    #: detected falls of the acceptance rate, each with `offset`, `action`, `rate_before`, `rate_after`,
+    #: `description`, `dataset` and `target`.
     drifts: Sequence[Mapping[str, Any]]
     #: published drafter versions, each with `version` (folder `RUN/versions/{version:06d}`), `offset`, `reason`,
     #: `dataset` and `target`.

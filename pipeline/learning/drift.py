@@ -1,30 +1,33 @@
-"""Drift detection on the acceptance rate, or on how common the tokens are: the only file that imports `river`.
+"""Drift detection on the acceptance rate: the only file that imports `river`.
 
-A detector receives one value per prompt, because tokens of one prompt are not independent. A prompt without a value is
-skipped, because one NaN disables ADWIN permanently. ADWIN also alarms on improvements, which need no response.
+The detector is Page-Hinkley's test of falls. It receives one rate per prompt, because tokens of one prompt are not
+independent: accepted over judged tokens of what the drafter model proposed. A prompt without such tokens has no rate.
+(The rate over all sources does not fall: where the model's drafts fail, the memory and the own text draft instead.)
 
-An alarm does not reveal when the change happened: ADWIN's window still holds most of the older values. The change point
-is estimated as the split of the recent values that separates its two sides best, and a new detector continues from
-there. (The best split of *all* values since the last change was misleading: while the drafter learns, it is an old slow
-rise.)
+An alarm does not reveal when the change happened. The change point is estimated as the split of the recent rates that
+separates a higher first side from a lower second one best, and a new detector continues from there. (The best split of
+*all* rates since the last change was misleading: while the drafter learns, it is an old slow rise.)
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pipeline.config.sections import DriftSettings
-from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
 
-MEMORY = 4096  # values kept since the last change
-ALARM_INTERVAL = 10_000.0  # prompts of an unchanged stream between two false alarms of "ranks": a day of a small server
-THRESHOLD, TOLERANCE = 3.0, 0.05  # Page-Hinkley's cumulative deviation, and the deviation per prompt that it ignores
+MEMORY = 4096  # rates kept since the last change
+THRESHOLD, TOLERANCE = 1.25, 0.15  # cumulative deviation that is an alarm, and the deviation per prompt that is ignored
 GRACE = 10  # prompts before the first possible alarm: fewer say nothing of what is usual
 COOLDOWN = 20  # prompts after a response in which drift is only logged: it has not had its effect yet
 RECENT = 64  # newest of these, in which the change point is searched
-LEAST_TOKENS = 8  # of a prompt: fewer have no frequency
+RESPONSES = {  # by what an event calls them
+    "reset": "the acceptance head is reset",
+    "recall": "the acceptance head is reset, and earlier versions are compared",
+    "cooldown": "no response so soon after the last one",
+    "none": "no response",
+}
 
 
 class Detector(Protocol):
@@ -40,108 +43,82 @@ class Detector(Protocol):
         ...
 
 
-def make_detector(name: str, delta: float) -> Detector:
+def make_detector(name: str) -> Detector:
     """Return a new detector as configured."""
-    if name == "ranks":
-        return RankDetector(ALARM_INTERVAL, GRACE)
-    from river.drift import ADWIN, NoDrift, PageHinkley  # takes a second
+    from river.drift import NoDrift, PageHinkley  # takes a second
 
-    if name == "adwin":
-        return ADWIN(delta=delta, clock=1, grace_period=GRACE)
     if name == "page-hinkley":
         return PageHinkley(min_instances=GRACE, delta=TOLERANCE, threshold=THRESHOLD, mode="down")
     return NoDrift()
 
 
-Signal = Literal["frequency", "judged", "first"]
-SIGNALS: dict[Signal, Callable[[PromptCompleted], float | None]] = {  # what a detector receives of a prompt
-    # Mean logarithm of the shares of its tokens among those of earlier completions, where the memory is a source.
-    "frequency": lambda prompt: prompt.frequency if prompt.emitted >= LEAST_TOKENS else None,
-    # Accepted over judged, of the model's drafts.
-    "judged": lambda prompt: prompt.accepted / prompt.judged if prompt.judged else None,
-    # The same of the first proposal of each block: with an adaptive draft length the mix of positions changes without
-    # drift, and later positions are accepted less often.
-    "first": lambda prompt: prompt.first_accepted / prompt.first_judged if prompt.first_judged else None,
-}
-
-
 class DriftMonitor:
-    """Turns completed prompts into drift events.
+    """Turns completed prompts into drift events."""
 
-    Args:
-        settings: the detector and its parameters; not "auto".
-        signal: selects the value of a prompt.
-    """
-
-    def __init__(self, settings: DriftSettings, signal: Signal) -> None:
-        self._settings, self._signal = settings, signal
-        self._values: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and value, since the last change
-        self._detector = make_detector(settings.detector, settings.delta)
+    def __init__(self, settings: DriftSettings) -> None:
+        self._settings = settings
+        self._rates: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and rate, since the last change
+        self._detector = make_detector(settings.detector)
         self._cooldown = COOLDOWN
         self._quiet = 0  # prompts left of the cooldown
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
         """Add one prompt. Returns an event if the detector alarms; its `action` is the response to take."""
         self._quiet = max(0, self._quiet - 1)
-        value = SIGNALS[self._signal](prompt)
-        if value is None:
+        if not prompt.judged:
             return None
-        self._add(prompt.offset, value)
+        self._add(prompt.offset, prompt.accepted / prompt.judged)
         return self._alarm(prompt) if self._detector.drift_detected else None
 
-    def _add(self, offset: int, value: float) -> None:
-        self._values.append((offset, value))
-        self._detector.update(value)
+    def _add(self, offset: int, rate: float) -> None:
+        self._rates.append((offset, rate))
+        self._detector.update(rate)
 
     def _alarm(self, prompt: PromptCompleted) -> Drifted:
-        values = [value for _, value in self._values]
-        falls_only = self._settings.detector != "adwin"  # a detector of falls found one, even after a larger rise
-        change = max(0, len(values) - RECENT) + change_point(values[-RECENT:], falls_only=falls_only)
-        before, after = fmean(values[:change]), fmean(values[change:])
-        direction = "fall" if after < before else "rise"
-        action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.response
-        if action == self._settings.response:
+        rates = [rate for _, rate in self._rates]
+        change = max(0, len(rates) - RECENT) + change_point(rates[-RECENT:])
+        before, after = fmean(rates[:change]), fmean(rates[change:])
+        action = "cooldown" if self._quiet else self._settings.response
+        if not self._quiet:
             self._quiet = self._cooldown
-        since = list(self._values)[change:]
-        self._detector = make_detector(self._settings.detector, self._settings.delta)
-        self._values.clear()
-        for offset, value in since:
-            self._add(offset, value)
+        since = list(self._rates)[change:]
+        self._detector = make_detector(self._settings.detector)
+        self._rates.clear()
+        for offset, rate in since:
+            self._add(offset, rate)
+        changed_at = min(offset for offset, _ in since)
+        fall = f"acceptance fell from {before:.2f} to {after:.2f} at prompt {changed_at}"
         return Drifted(
             offset=prompt.offset,
             target=prompt.target,
             dataset=prompt.dataset,
             detector=self._settings.detector,
-            direction=direction,
-            changed_at=min(offset for offset, _ in since),
+            changed_at=changed_at,
             rate_before=before,
             rate_after=after,
             action=action,
-            signal=self._signal,
+            description=f"drift at prompt {prompt.offset} ({prompt.dataset}): {fall}; {RESPONSES[action]}",
         )
 
 
-def change_point(rates: Sequence[float], *, falls_only: bool = False) -> int:
-    """Return the split of the rates with the least sum of squared distances from the means of its two sides.
+def change_point(rates: Sequence[float]) -> int:
+    """Return the split of the rates with the least sum of squared distances from the means of its two sides, among
+    those whose second side is lower; the last rate alone if there is none.
 
     >>> change_point([0.8, 0.9, 0.8, 0.3, 0.2])
     3
-    >>> rise_and_fall = [0.1, 0.8, 0.9, 0.8, 0.9, 0.3, 0.4]
-    >>> change_point(rise_and_fall), change_point(rise_and_fall, falls_only=True)
-    (1, 5)
+    >>> change_point([0.1, 0.8, 0.9, 0.8, 0.9, 0.3, 0.4])  # not the larger rise
+    5
 
     Args:
         rates: at least two.
-        falls_only: only splits whose second side is lower; the last rate alone if there is none.
     """
     total, left = sum(rates), 0.0
-    best, place = -1.0, len(rates) - 1 if falls_only else 1
+    best, place = -1.0, len(rates) - 1
     for number, rate in enumerate(rates[:-1], 1):
         left += rate
         distance = left / number - (total - left) / (len(rates) - number)
-        if falls_only and distance <= 0:
-            continue
         explained = number * (len(rates) - number) * distance**2
-        if explained > best:
+        if distance > 0 and explained > best:
             best, place = explained, number
     return place

@@ -108,7 +108,7 @@ class FolderPublisher(Publisher):
         self._prompts = self._judged = self._accepted = 0
         self._probed: tuple[int, ProbeResult] | None = None  # of this update of the drafter
         self._offset = 0
-        self._drift: int | None = None  # offset of a drift after which no version was published yet
+        self._drift: str | None = None  # description of a drift after which no version was published yet
 
     @override
     def publish_baseline(self) -> Iterator[VersionPublished]:
@@ -117,7 +117,7 @@ class FolderPublisher(Publisher):
     @override
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
         yield from self._publish("drift")
-        self._drift = drifted.offset
+        self._drift = drifted.description
 
     @override
     def publish_if_due(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:

@@ -24,7 +24,7 @@ from store.events import (
     TokenDecision,
     VersionPublished,
 )
-from store.query.rates import Acceptance, describe_rarity
+from store.query.rates import Acceptance
 
 LOG = logging.getLogger("omnidraft.progress")
 
@@ -146,7 +146,7 @@ class PlainDisplay(Display):
         self._report_if_due(completed=isinstance(event, PromptCompleted))
         match event:
             case Drifted():
-                LOG.info("%s", _drift_line(event), extra={"prompt": event.offset, "action": event.action})
+                LOG.info("%s", event.description, extra={"prompt": event.offset, "action": event.action})
             case Recalled():
                 LOG.info("%s", _recall_line(event), extra={"prompt": event.offset, "version": event.version})
             case VersionPublished():
@@ -159,14 +159,6 @@ class PlainDisplay(Display):
         if is_first or now >= self._due:
             LOG.info("%s", ", ".join(filter(None, (self._status_line(), self._describe_left()))), extra=self._status())
             self._due, self._has_reported = now + LINE_SECONDS, self._has_reported or completed
-
-
-def _drift_line(event: Drifted) -> str:
-    name = "acceptance of first tokens" if event.signal == "first" else "acceptance"
-    change = f"{name} {event.rate_before:.3f} -> {event.rate_after:.3f}"
-    if event.signal == "frequency":
-        change = f"tokens {describe_rarity(event.rate_before, event.rate_after)} in earlier completions"
-    return f"prompt {event.offset} ({event.dataset}): drift, {change}, {event.action}"
 
 
 def _recall_line(event: Recalled) -> str:
@@ -225,7 +217,7 @@ class LiveDisplay(Display):
                     self._followed = None
                 self._bar.update(self._task, completed=self._prompts, dataset=event.dataset)
             case Drifted():
-                self._marks.append(_drift_line(event))
+                self._marks.append(event.description)
             case Recalled():
                 self._marks.append(_recall_line(event))
 

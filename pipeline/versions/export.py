@@ -155,7 +155,7 @@ class VersionCard:
             "stream offset": manifest["offset"],
             "changed since its parent": summary.changes,
             "prompts since its parent": self.details.tags.get("prompts"),
-            "responds to the drift at": self.details.tags.get("drift"),
+            "responds to the": self.details.tags.get("drift"),
             "published because of": summary.reason,
             "published at": manifest["created_at"],
             "began as": manifest["drafter"],

@@ -30,9 +30,7 @@ ENTROPY = 1 - EXTRA_FEATURES  # entropy of the drafter's distribution, in nats
 
 @dataclass(eq=False)
 class SequenceState:
-    """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted` and
-    `frequency`.
-    """
+    """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted`."""
 
     # offset, prompt_id, dataset, text: the prompt, as received
     offset: int
@@ -61,9 +59,6 @@ class SequenceState:
     reading: bool = False  # whether the target is still reading the prompt: until then nothing is drafted or emitted
     # number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted them
     predicted: int = 0
-    # how common its emitted tokens are in earlier completions, see `NgramTable.mean_frequency`; None until it is
-    # completed
-    frequency: float | None = None
 
     @property
     def logprobs(self) -> int | None:

@@ -9,9 +9,7 @@ Shapes: S slots, C continuations per slot, U used slots.
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +32,6 @@ from stages.memory.counting import (
 SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
 FIRST_SLOTS = 1 << 12
 _MASK, _SEED = (1 << 64) - 1, 0xD1B54A32D192ED03
-UNSEEN = 0.5, 5000  # occurrences of a token before any was counted, and the tokens that a target uses
 
 
 class Continuations(NamedTuple):
@@ -137,17 +134,6 @@ class NgramTable:
 
     def _find_slot(self, value: int) -> int:
         return int(find_slot(self.arrays.hashes, np.uint64(value)))
-
-    def mean_frequency(self, tokens: Sequence[int], scope: int = 0) -> float:
-        """Return how common some tokens are: the mean logarithm of their shares of all tokens that were learned.
-
-        Text of another kind has other tokens, so it falls where the text changes, whatever follows what.
-        """
-        first, vocabulary = UNSEEN
-        slots = [self._find_slot(next(context_hashes((token,), scope))) for token in tokens]
-        counts = [int(self.arrays.totals[slot]) if slot >= 0 else 0 for slot in slots]
-        learned = int(self.arrays.totals.sum(dtype=np.uint64)) / self.order  # every token, once per context
-        return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
 
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Count every token from `begin` on after its contexts."""

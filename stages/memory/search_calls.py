@@ -93,7 +93,6 @@ def compile_search() -> None:
     _observe.prepare()
     table = NgramTable(FIRST_SLOTS * SLOT_BYTES)
     table.learn((1, 2), 0)
-    table.mean_frequency((1,))
 
 
 class Search:

@@ -100,13 +100,13 @@ class TextMemory:
     ) -> None:
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
-        self._costs, self._limits, self._ends = costs, limits, frozenset(ends)
+        self._costs, self._limits = costs, limits
         self._texts = RowTexts()
         self._search = Search(
             NgramTable(0) if self.table is None else self.table,
             self.calibration.arrays,
             lambda: self._texts.tokens,
-            sorted(self._ends),
+            sorted(set(ends)),
             own=own,
             nodes=limits.nodes,
             width=limits.width,
@@ -119,11 +119,8 @@ class TextMemory:
         self._texts.add(row)
 
     def release(self, row: SequenceState) -> None:
-        """Remove a row, measure how common what the target emitted in it is, and learn that."""
+        """Remove a row, and learn what the target emitted in it."""
         self._texts.remove(row)
-        emitted = [token for token in row.tokens[row.prompt_length :] if token not in self._ends]
-        if self.table is not None and emitted:
-            row.frequency = self.table.mean_frequency(emitted, row.scope)
         if self.table is not None and not row.private:
             self.table.learn(row.tokens, row.prompt_length, row.scope)
             if self._unshared is not None:

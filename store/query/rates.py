@@ -11,7 +11,7 @@ section 6.3), and the interval uses Student's t distribution.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import sqrt
 from typing import Protocol, Self
 
 Z = 1.959964  # standard deviations of a normal distribution on either side of 95% of it
@@ -126,12 +126,3 @@ def _with_interval(value: float, residuals: Sequence[float]) -> Estimate:
     deviation = sqrt(count / (count - 1) * sum(one * one for one in residuals))
     half = float(stdtrit(count - 1, 0.975)) * deviation
     return Estimate(value, value - half, value + half)
-
-
-def describe_rarity(before: float, after: float) -> str:
-    """Describe a change of the mean natural logarithm of how often tokens occurred in earlier completions.
-
-    >>> describe_rarity(-6.0, -7.0), describe_rarity(-7.0, -6.5)
-    ('2.7 times as rare as before', '1.6 times as common as before')
-    """
-    return f"{exp(abs(after - before)):.1f} times as {'rare' if after < before else 'common'} as before"

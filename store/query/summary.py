@@ -31,7 +31,7 @@ _RATES = (
 )
 _STAGES = ("decode", "translate", "verify", "learn")
 
-_DRIFTS = 'SELECT dataset, target, "offset", direction, action, rate_before, rate_after FROM drifts ORDER BY seq'
+_DRIFTS = 'SELECT dataset, target, "offset", action, rate_before, rate_after, description FROM drifts ORDER BY seq'
 # A published version belongs to the dataset of the last prompt before it.
 _VERSIONS = """
     SELECT prompts.dataset, versions.target, version, versions."offset", reason

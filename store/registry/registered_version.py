@@ -16,7 +16,7 @@ from store.registry.version_folder import MANIFEST, VersionManifest
 Number = TypeVar("Number", int, float)
 HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
 _PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
-_TEXTS = ("run", "reason", "changes", "digest", "target", "drafter")  # tags as they are
+_TEXTS = ("run", "reason", "changes", "digest", "target", "drafter", "drift")  # tags as they are
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
     "States of one drafter for one target, as omnidraft published them: weights, head, n-grams, memory.\n\n"
@@ -40,7 +40,7 @@ class RegisteredVersion:
     aliases: tuple[str, ...]
     created_at: datetime  # UTC
     prompts: tuple[int, int] | None = None  # first and last stream offset since its parent
-    drift: int | None = None  # offset of the drift to which it is the first response
+    drift: str | None = None  # description of the drift to which it is the first response
     probe: float | None = None  # acceptance on the fixed probe, comparable across runs of the target
     target: str | None = None
     drafter: str | None = None  # as it was loaded at the start of the lineage
@@ -56,7 +56,7 @@ class Lineage:
     drafter: str  # as it is named in the registered model, or as it was configured
     parent: int | None  # number in the registry
     first: int | None  # first stream offset since its parent; None for the drafter as it was loaded
-    drift: int | None
+    drift: str | None
     datasets: str
 
 
@@ -181,7 +181,7 @@ def from_tags(
     """Build a version from the tags that `tags_of` writes. `created_ms`: when MLflow got it, since the epoch."""
     tags = tag_values(tags)
     texts: dict[str, Any] = {key: tags.get(key) for key in _TEXTS}
-    counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset", "drift")}
+    counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset")}
     rates = {key: _number(tags, key, float) for key in ("acceptance", "probe", "probe_low", "probe_high")}
     low, high = rates.pop("probe_low"), rates.pop("probe_high")
     found = re.fullmatch(r"([0-9]+)-([0-9]+)", tags.get("prompts", ""))
@@ -264,5 +264,5 @@ def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
 def version_note(made: VersionPublished, lineage: Lineage) -> str:
     """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
     since = "" if lineage.first is None else f" since prompt {lineage.first}"
-    drift = "" if lineage.drift is None else f", the first version after the drift at prompt {lineage.drift}"
+    drift = "" if lineage.drift is None else f", the first version after the {lineage.drift}"
     return f"{made.reason} at prompt {made.offset}: {made.changes or 'changes unknown'}{since}{drift}"

@@ -48,7 +48,7 @@ class ManifestFields(TypedDict):
     pair: str  # digest of the two vocabularies
     counters: Counters
     created_at: str  # ISO 8601, UTC
-    drift: int | None  # stream offset of the drift to which it is the first response
+    drift: str | None  # description of the drift to which it is the first response
     metrics: Mapping[str, float]  # `window_...` were measured on the stream since the parent, the others on the probe
 
 

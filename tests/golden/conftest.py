@@ -85,7 +85,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("small") / "run"
     words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
     words += ["--temperature", 1, "--max-new-tokens", 16, "--batch", 2, "--device", "cpu", "--limit", 4]
-    words += [word for setting in (*LEARNING, "drift.detector=page-hinkley", *DRAFTING) for word in ("--set", setting)]
+    words += [word for setting in (*LEARNING, *DRAFTING) for word in ("--set", setting)]
     with constants(**CONSTANTS), chdir(PAIR):  # names in the log do not depend on the location of the project
         assert type_command([*words, "--run", run]) == 0
     return run

@@ -59,14 +59,9 @@ def test_none_of_the_first_twenty_completions_repeats_itself(run: Path):
         assert max(repeats.values(), default=0) <= MOST_REPEATS, row["completion_text"]
 
 
-def test_the_switch_to_code_is_a_drift_and_the_head_is_reset_and_trained_again(run: Path):
-    drifts = [row for row in table_of(run, "drifts").to_pylist() if row["direction"] == "fall"]
-    assert drifts, "no drift was detected"
-    assert 36 <= drifts[0]["offset"] < 36 + 15
-    assert drifts[0]["changed_at"] >= 27, "an estimate, which may lie a few prompts before the switch"
-    assert drifts[0]["action"] == "recall", "the default response, of which the head's reset is a part"
-    heads = [row["offset"] for row in table_of(run, "updates").to_pylist() if row["part"] == "head"]
-    assert any(drifts[0]["offset"] <= offset <= drifts[0]["offset"] + 10 for offset in heads)
+def test_code_that_the_drafter_knows_is_no_drift(run: Path):
+    assert table_of(run, "drifts").num_rows == 0
+    assert sum(row["judged"] > 0 for row in prompts_of_run(run)[36:]) > 10, "there was something to detect it by"
 
 
 def test_the_share_that_the_memory_predicts_rises_falls_with_the_code_and_rises_again(run: Path):

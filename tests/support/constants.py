@@ -28,7 +28,6 @@ PLACES = {
     "gate_tolerance": "pipeline.assembly.training.GATE_TOLERANCE",
     "head_batch": "pipeline.assembly.training.HEAD_BATCH",
     "head_buffer": "pipeline.assembly.training.HEAD_BUFFER",
-    "drift_alarm_interval": "pipeline.learning.drift.ALARM_INTERVAL",
     "drift_grace": "pipeline.learning.drift.GRACE",
     "drift_threshold": "pipeline.learning.drift.THRESHOLD",
     "drift_tolerance": "pipeline.learning.drift.TOLERANCE",

@@ -36,12 +36,12 @@ def make_drifted(**others: Any) -> Drifted:
         "offset": 0,
         "target": "big",
         "dataset": "docs",
-        "detector": "adwin",
-        "direction": "fall",
+        "detector": "page-hinkley",
         "changed_at": 0,
         "rate_before": 0.8,
         "rate_after": 0.25,
         "action": "recall",
+        "description": "drift at prompt 0 (docs): acceptance fell from 0.80 to 0.25 at prompt 0; the head is reset",
     }
     return Drifted(**{**fields, **others})
 

@@ -179,7 +179,6 @@ SETTINGS = {
     "learn.interval": 2,
     "learn.spacing": "fixed",
     "draft.costs": 0.2,  # at 0.05 a pause depends on the rounding of the machine's kernels
-    "drift.detector": "page-hinkley",
     "cache.budget_bytes": 12000,
     "publish.interval": 5,
     "commit.seconds": 1e-9,

@@ -73,7 +73,7 @@ class LittleRun:
         self,
         metrics: Mapping[str, float] | None = None,
         *,
-        drift: int | None = None,
+        drift: str | None = None,
         files: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> VersionPublished:
@@ -115,7 +115,7 @@ def play(folder: Path) -> Iterator[LittleRun]:
     yield run
     run.commit(*map(make_completed, range(3)), make_updated(offset=2), make_drifted(offset=1))
     yield run
-    run.publish({"acceptance": 1.5, "prompts": 3.0}, drift=70, **probed)
+    run.publish({"acceptance": 1.5, "prompts": 3.0}, drift="drift at prompt 70", **probed)
     yield run
     run.commit(*map(make_completed, range(3, 6)), make_updated(offset=4, part="head"), make_updated(offset=5))
     yield run

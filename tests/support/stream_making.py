@@ -83,7 +83,7 @@ def stream(prompts: int = 60, first: int = 0) -> list[Event]:
     if first < 30 <= prompts:
         events += [
             make_published(offset=29, version=1, parent=0, reason="interval", cache_version=10, cache_entries=10),
-            make_drifted(offset=33, dataset="code", changed_at=30, rate_before=0.5, rate_after=0.25, signal="judged"),
+            make_drifted(offset=33, dataset="code", changed_at=30),
             make_published(offset=32, version=2, parent=1, reason="drift", cache_version=13, cache_entries=11),
             Recalled(33, "big", 0, 2, 4, 0.25, 0.45, 0.5),
             make_published(offset=49, version=3, parent=2, reason="interval", cache_version=18, cache_entries=12),

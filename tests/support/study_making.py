@@ -36,4 +36,4 @@ def record(
 
 
 def fall(offset: int, action: str = "reset") -> Alarm:
-    return Alarm(offset, "fall", action)
+    return Alarm(offset, action)

@@ -18,7 +18,7 @@ def fields(
     *,
     model: str = "omnidraft-drafter",
     metrics: Mapping[str, float] | None = None,
-    drift: int | None = None,
+    drift: str | None = None,
 ) -> ManifestFields:
     return {
         "name": model,

@@ -17,7 +17,6 @@ from store.query.summary import SUMMARY
 from store.query.views import quote_text
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
-_NAMED = 3  # drifts whose prompts are named
 FEWEST = 12  # prompts in common: of fewer, the interval would be too narrow
 
 _TOKENS = """
@@ -126,12 +125,11 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
         seen = f", though {count} at prompt {detected[-1]['offset']}" if detected else ""
         yield f"No drift was acted upon{seen}."
         return
-    named = ", ".join(str(row["offset"]) for row in drifts[-_NAMED:])
-    which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
-    which += f", in {drifts[-1]['dataset']}" if len(drifts) == 1 and drifts[-1]["dataset"] else ""
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
-    answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
-    yield f"{answer}, and an earlier version was restored {_count_times(restored)}." if restored else f"{answer}."
+    times = "once" if len(drifts) == 1 else f"{len(drifts)} times, the last was"
+    yield f"Drift was acted upon {times}: {last['description']}."
+    if restored:
+        yield f"An earlier version was restored {_count_times(restored)}."
     changed, end = last["changed_at"], tokens["last"]
     parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
     before, until, now = (_read_efficiency(log, tokens["run"], first, until) for first, until in parts)

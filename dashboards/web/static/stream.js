@@ -97,16 +97,8 @@ function sourceTraces(sources) {
 }
 
 const rate = fixed(3);
-const SIGNALS = { judged: " of acceptance", first: " of acceptance of first tokens" };
-// How a monitored signal changed; the values of "frequency" are natural logarithms.
-function changeOf({ signal, direction, rate_before: before, rate_after: after }) {
-  if (signal !== "frequency") return `${direction}${SIGNALS[signal] ?? ""} from ${rate(before)} to ${rate(after)}`;
-  return `tokens ${fixed(1)(Math.exp(Math.abs(after - before)))} times as ${after < before ? "rare" : "common"} in earlier completions as before`;
-}
-
 const WORDS = {
-  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${changeOf(mark)}, ` +
-    `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,
+  drift: (mark) => mark.description,
   "head reset": (mark) => `acceptance head reset at ${whole(mark.offset)}, in response to the drift; its labels were dropped` +
     `${mark.restored === null ? "" : `; then the head of version ${mark.restored} was restored`}`,
   recall: (mark) => `${mark.version === null ? "current drafter kept" : `version ${mark.version} restored`} at ${whole(mark.offset)}: best of ` +

@@ -55,10 +55,7 @@ drift_marks AS (
         windows.run,
         windows.dataset,
         prompt_window,
-        string_agg(
-            format('{} at {} ({}, {:.2f} to {:.2f})', direction, drifts."offset", action, rate_before, rate_after),
-            '; ' ORDER BY drifts."offset", seq
-        ) AS drifts
+        string_agg(description, '. ' ORDER BY drifts."offset", seq) AS drifts
     FROM windows
     JOIN drifts
         ON drifts.run = windows.run AND drifts.dataset = windows.dataset

@@ -1,17 +1,16 @@
--- every drift alarm: position, estimated start of the change, direction, rates and response
+-- every drift alarm: position, estimated start of the fall, rates and response, and all of it in a sentence
 SELECT
     run,
     "offset",
     target,
     dataset,
     detector,
-    signal,
-    direction,
     changed_at,
     rate_before,
     rate_after,
     rate_after - rate_before AS change,
     action,
-    action IN ('reset', 'recall') AS acted_upon
+    action IN ('reset', 'recall') AS acted_upon,
+    description
 FROM drifts
 ORDER BY run, seq;

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_making import make_drifted
 from serving_runs import Serve, read_table, serve_dashboards
 from stream_making import HOSTILE, append, block_of_every_kind, prompt, stream, write
 from tree_making import NODES, make_tree
@@ -86,7 +87,7 @@ def test_the_stream_page_has_cards_curves_and_marks(address: str, page: Any):
     )
     assert len(set(colors)) == 5, "each kind of event has its own colour"
     words = " ".join(row[2] for row in read_table(page, "#events"))
-    assert "drift at 33 in code: fall of acceptance from 0.500 to 0.250, since 30 (adwin); response: recall" in words
+    assert make_drifted().description in words
     assert "version 0 restored at 33" in words
     assert "acceptance head reset at 33, in response to the drift" in words
     story = page.inner_text("#story")

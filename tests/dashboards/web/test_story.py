@@ -89,8 +89,8 @@ def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     assert describe(tmp_path, stream())[2:] == [
         "5 of 6 drafter updates passed the gate and served.",
-        "Drift was acted upon once (at prompt 33, in code): the acceptance head was reset, and an earlier version was "
-        "restored once.",
+        f"Drift was acted upon once: {make_drifted().description}.",
+        "An earlier version was restored once.",
         "Tokens per target forward were 2.50 in the 20 prompts before the change, at prompt 30, 2.50 from there until "
         "the drift was detected, and 2.50 in the last 20.",
     ]
@@ -101,7 +101,7 @@ def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]
     events.append(make_drifted(offset=40, changed_at=38, action="cooldown"))
     assert describe(tmp_path, events)[2:] == [
-        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset.",
+        f"Drift was acted upon 4 times, the last was: {make_drifted().description}.",
         "Tokens per target forward were 2.00 in the 20 prompts before the last change, at prompt 30, 1.00 from there "
         "until the drift was detected, and 1.00 in the last 20.",
     ]

@@ -33,7 +33,6 @@ DRIFTING = {
     "draft__sources": ("model",),  # drift is that of the model's acceptance
     "publish__enabled": True,
     "publish__interval": 2,
-    "drift__detector": "page-hinkley",
     "sampling__temperature": 1.0,
 }
 CONSTANTS = {

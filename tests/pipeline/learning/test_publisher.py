@@ -93,13 +93,13 @@ def test_a_drift_publishes_what_was_in_service_and_restarts_the_interval(publish
 def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     events = list(publisher.publish_baseline())
     drafter.learn()
-    events += publisher.publish_on_drift(drift(offset=7))
+    events += publisher.publish_on_drift(drift(description="drift at prompt 7"))
     for offset in range(8, 14):
         drafter.learn()
         events += publisher.publish_if_due(make_completed(offset))
     answered = [manifest["drift"] for manifest in manifests(tmp_path, events)]
     assert [event.reason for event in events] == ["baseline", "drift", "interval", "interval"]
-    assert answered == [None, None, 7, None]
+    assert answered == [None, None, "drift at prompt 7", None]
 
 
 def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):

@@ -93,11 +93,10 @@ def test_prompts_of_an_earlier_process_do_not_count_as_speed():
 
 
 def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
-    lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="ignored", direction="rise"), *prompts(1))
-    assert lines[0] == "prompt 30 (code): drift, acceptance 0.750 -> 0.250, reset"
+    lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="cooldown"), *prompts(1))
+    assert lines[0] == DRIFT.description
     assert lines[1] == "version 2, up to prompt 31 (drift): drafter unchanged; n-grams +53"
-    assert lines[2].endswith("ignored")
-    assert lines[3].endswith("version 2, drifts 1"), "a rise that was ignored is none"
+    assert lines[3].endswith("version 2, drifts 1"), "one without a response is not counted"
 
 
 def test_the_panel_shows_progress_metrics_and_text():

@@ -98,7 +98,6 @@ CASES: dict[str, dict[str, Any]] = {  # settings, and constants by their names i
     "drift": {
         "publish__enabled": True,
         "publish__interval": 2,
-        "drift__detector": "page-hinkley",
         "drift_threshold": 0.1,
         "drift_grace": 1,
         "drift_tolerance": 0.0,
@@ -106,7 +105,6 @@ CASES: dict[str, dict[str, Any]] = {  # settings, and constants by their names i
         "recall_margin": 0.0,
         "sampling__temperature": 1.0,
     },
-    "adwin": {"drift__detector": "adwin", "drift__delta": 0.9, "drift_grace": 1, "sampling__temperature": 1.0},
     "a small cache": {"cache__budget_bytes": 2000, "cache__policy": "lru", "sampling__temperature": 1.0},
     "a small cache by counts": {"cache__budget_bytes": 2000, "sampling__temperature": 1.0},
     "paused drafting": {"draft__pause": True, "draft__costs": 0.9},

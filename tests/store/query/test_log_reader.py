@@ -260,14 +260,14 @@ def test_an_unknown_recipe_is_refused_and_the_error_lists_the_known_ones(small):
 
 def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(tmp_path):
     events = [prompt(offset=number, judged=4, accepted=1 if number < 20 else 3) for number in range(25)]
-    events += [make_drift(offset=21, direction="rise", action="ignored", rate_before=0.25, rate_after=0.75)]
+    events += [make_drift(offset=offset, description=f"drift at prompt {offset}") for offset in (23, 21)]
     with LogReader([write_run(tmp_path, events)]) as log:
         first, second = log.recipe("acceptance-over-time").to_pylist()
     assert (first["first_offset"], first["last_offset"], first["prompts"]) == (0, 19, 20)
     assert (first["acceptance_rate"], second["acceptance_rate"]) == (0.25, 0.75)
     assert (first["judged"], second["judged"]) == (80, 20)
     assert first["drifts"] is None
-    assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
+    assert second["drifts"] == "drift at prompt 21. drift at prompt 23"
 
 
 def test_recipes_give_the_values_of_the_small_run(small):
@@ -290,12 +290,12 @@ def test_recipes_give_the_values_of_the_small_run(small):
 
 
 def test_the_recipe_of_drifts_marks_those_that_were_acted_upon(tmp_path):
-    actions = ("reset", "recall", "none", "ignored", "cooldown")
+    actions = ("reset", "recall", "none", "cooldown")
     with LogReader([write_run(tmp_path, [make_drift(action=action) for action in actions])]) as log:
         rows = log.recipe("drifts").to_pylist()
     assert [row["action"] for row in rows] == list(actions)
     assert [row["acted_upon"] for row in rows] == [make_drift(action=action).acted_upon for action in actions]
-    assert [row["acted_upon"] for row in rows] == [True, True, False, False, False]
+    assert [row["acted_upon"] for row in rows] == [True, True, False, False]
 
 
 JUPYTER_WITHOUT_WIDGETS = """

@@ -34,10 +34,10 @@ def test_drifts_and_versions_go_to_their_dataset_and_to_the_totals(small):
         {
             "target": "big",
             "offset": 12,
-            "direction": "fall",
             "action": "reset",
             "rate_before": 0.75,
             "rate_after": 0.25,
+            "description": make_drift().description,
         }
     ]
     assert [version["version"] for version in docs["versions"]] == [0, 1]

@@ -267,7 +267,7 @@ def test_a_registered_model_holds_one_pair(tmp_path: Path):
 def test_a_version_is_described_by_what_changed(tmp_path: Path):
     uri, run = new_store(tmp_path), LittleRun(tmp_path / "run-c")
     run.publish()
-    run.publish(drafter_version=0, drift=60, changes="drafter unchanged; n-grams +53")
+    run.publish(drafter_version=0, drift="drift at prompt 60", changes="drafter unchanged; n-grams +53")
     run.publish(drafter_version=3)
     run.sync(uri)
     notes = [connect(uri).get_model_version(MODEL, str(number)).description for number in range(1, 4)]
@@ -278,7 +278,8 @@ def test_a_version_is_described_by_what_changed(tmp_path: Path):
         "interval at prompt 200: drafter +1 update; n-grams +7 since prompt 101",
     ], "one whose drafter did not change is not called trained"
     tags = show_version(uri, MODEL, 2).tags
-    assert (tags["prompts"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-c", "builtin:target")
+    assert tags["drift"] == "drift at prompt 60"
+    assert (tags["prompts"], tags["run"], tags["target"]) == ("0-100", "run-c", "builtin:target")
 
 
 def test_a_version_that_is_damaged_is_named_and_its_successor_has_the_previous_one_as_parent(tmp_path: Path):

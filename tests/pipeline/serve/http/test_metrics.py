@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from event_making import make_drifted
 from prometheus_client.parser import text_string_to_metric_families
 from serving_doubles import MODEL, ScriptedEngine, run_http_server
 
@@ -10,7 +11,6 @@ from pipeline.serve.messages import EngineStatus
 from store.events import (
     BlockDone,
     DraftSource,
-    Drifted,
     PromptRejected,
     Recalled,
     Updated,
@@ -66,13 +66,13 @@ def test_learning_and_drift():
     update = Updated(0, MODEL, "drafter", "trie", 1.0, 5, 0.5, 0.6, 0.4, 1.0, True, "", 1.0, 0.0, 1, 0)
     for event in (update, update, replace(update, served=False), replace(update, part="head")):
         metrics.count_event(event)
-    metrics.count_event(Drifted(0, MODEL, "live", "ADWIN", "fall", 0, 0.7, 0.5, "reset"))
+    metrics.count_event(make_drifted(target=MODEL, action="reset"))
     metrics.count_event(Recalled(0, MODEL, None, 2, 5, 0.5, 0.4, 1.0))
     found = samples(metrics)
     assert found["omnidraft:updates_total drafter true"] == 2
     assert found["omnidraft:updates_total drafter false"] == 1
     assert found["omnidraft:updates_total head true"] == 1
-    assert found["omnidraft:drifts_total reset fall"] == 1
+    assert found["omnidraft:drifts_total reset"] == 1
     assert found["omnidraft:recalls_total false"] == 1
 
 

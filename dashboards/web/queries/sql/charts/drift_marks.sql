@@ -1,3 +1,3 @@
-SELECT run, "offset", target, dataset, detector, direction, changed_at, rate_before, rate_after, action,
-    signal, count(*) OVER () AS total
+SELECT run, "offset", target, dataset, detector, changed_at, rate_before, rate_after, action,
+    description, count(*) OVER () AS total
 FROM drifts
