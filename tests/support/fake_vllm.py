@@ -250,6 +250,13 @@ def fake_config(
     )
 
 
+class NothingDrafted:
+    """A proposer without drafts."""
+
+    def propose(self, sampled: list[list[int]], *_: Any, **named: Any) -> list[list[int]]:
+        return [[] for _ in sampled]
+
+
 class FakeTarget:
     """A module that returns its input as logits."""
 

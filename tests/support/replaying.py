@@ -1,5 +1,6 @@
 """Running replays in tests: settings for a tiny pair, the log of a run as tables, and the command as it is typed."""
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.cli.app import main
 from pipeline.config.settings import Config
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
+from store.events import Event, PromptCompleted
 from store.log.manifest import part_path, read_manifest
 
 QUICK = {
@@ -38,6 +40,21 @@ def run_replay(config: Config, folder: Path) -> dict[str, Any]:
     """The summary of a whole run."""
     with PlainDisplay(perf_counter) as display:
         return Replay(config, folder).run(display)
+
+
+class StoppingDisplay(PlainDisplay):
+    """Interrupts the run, as a user does, after some completed prompts."""
+
+    def __init__(self, prompts: int) -> None:
+        super().__init__(perf_counter)
+        self._left = prompts
+
+    def show(self, event: Event) -> None:
+        super().show(event)
+        if isinstance(event, PromptCompleted):
+            self._left -= 1
+            if self._left == 0:
+                signal.raise_signal(signal.SIGINT)
 
 
 def table_of(run: Path, table: str) -> pa.Table:

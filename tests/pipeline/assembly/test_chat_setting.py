@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,15 @@ PLAIN, CHAT = "Ann has", "user: Ann has\nanswer:"
 QUESTIONS, DOCS = "questions.jsonl", "builtin:docs"
 
 
-@pytest.fixture
-def models(tiny_pair: TinyPair, tmp_path: Path) -> Models:
-    """A target without a chat template."""
-    (found,) = load_models(config_of(tiny_pair), "", tmp_path)
+@pytest.fixture(scope="module")
+def models(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A target without a chat template. No test changes it."""
+    (found,) = load_models(config_of(tiny_pair), "", tmp_path_factory.mktemp("models"))
     return found
 
 
 def with_template(models: Models, template: str = TEMPLATE) -> Models:
-    tokenizer = models.target_vocabulary.tokenizer
+    tokenizer = deepcopy(models.target_vocabulary.tokenizer)
     tokenizer.chat_template = template
     return replace(models, target_vocabulary=Vocabulary(tokenizer, "tiny"))
 

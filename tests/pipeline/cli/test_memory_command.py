@@ -1,37 +1,18 @@
 """`omnidraft memory` on the command line: the memory of stopped and of finished runs, and how it forgets."""
 
 import json
-import signal
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
-from replaying import Command, config_of, table_of
+from replaying import Command, StoppingDisplay, config_of, table_of
 from tiny_pair import TinyPair
 
-from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from pipeline.run.stored_memory import edit_memories, read_memories
 from stages.memory.ngram_table import scope_of
-from store.events import Event, PromptCompleted
 
 CHANGES = {"draft__sources": ("own", "memory"), "learn__enabled": False, "commit__seconds": 1e-9}
-
-
-class StoppingDisplay(PlainDisplay):
-    """Interrupts the run, as a user does, after some completed prompts."""
-
-    def __init__(self, prompts: int) -> None:
-        super().__init__(perf_counter)
-        self._left = prompts
-
-    def show(self, event: Event) -> None:
-        super().show(event)
-        if isinstance(event, PromptCompleted):
-            self._left -= 1
-            if self._left == 0:
-                signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import typer
 import warm_python
 from registry_making import CLOSED, MODEL, LittleRun, new_store
+from serving import free_port, wait_until_up
 from typer.testing import CliRunner
 
 from pipeline.cli.pages import HOST, dashboard
@@ -236,7 +235,7 @@ def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: si
     command = [sys.executable, "-c", code, "--mlflow", "--runs", str(runs), "--port", str(port)]
     served = warm_python.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        wait_until_up(f"http://{HOST}:{port}/health")
+        wait_until_up(f"http://{HOST}:{port}/health", served)
         assert listening_addresses(port) == {"0100007F"}
     finally:
         served.send_signal(number)
@@ -248,24 +247,6 @@ def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: si
     assert f"{pages}experiments/1/runs?compareRunsMode=CHART&{replays}&workflowType=machine_learning" in printed
     assert f"{pages}models?workflowType=machine_learning" in printed
     assert listening_addresses(port) == set(), "a server process was left behind"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until_up(url: str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                assert answer.status == 200
-                return
-        except OSError:
-            assert time.monotonic() < end, f"{url} did not answer"
-            time.sleep(0.2)
 
 
 def listening_addresses(port: int) -> set[str]:

@@ -1,47 +1,28 @@
 """Closed-form learning of a stopped run: prompts are unlearned, and the sums of two runs are merged."""
 
-import signal
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 import torch
 from constants import NO_GATE
 from learner_hosting import learn_from, make_config, make_learner_config, make_service, run_local_learner
-from replaying import Command, config_of
+from replaying import Command, StoppingDisplay, config_of
 from tiny_pair import TinyPair
 
 import pipeline
 from pipeline.learner_service.stored_learning import find_learner, unlearn
-from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
 from stages.distill import read_sums, read_weights
 from stages.learn.training.closed_form import LeastSquaresSums
-from store.events import Event, PromptCompleted
 from store.log.partitions import LEARNER, partition_folder
 
 LEARNING = {
     "learn__method": "least-squares", "learn__spacing": "fixed", "draft__sources": ("model",), "commit__seconds": 1e-9,
 }  # fmt: skip
 pytestmark = pytest.mark.constants(update_lag=0, gate_every=NO_GATE)
-
-
-class StoppingDisplay(PlainDisplay):
-    """Interrupts the run when some prompts are complete."""
-
-    def __init__(self, prompts: int) -> None:
-        super().__init__(perf_counter)
-        self._left = prompts
-
-    def show(self, event: Event) -> None:
-        super().show(event)
-        if isinstance(event, PromptCompleted):
-            self._left -= 1
-            if self._left == 0:
-                signal.raise_signal(signal.SIGINT)
 
 
 def make_stopped(pair: TinyPair, folder: Path, **changes: object) -> Path:

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_vllm import FakeTarget, ModelRunner, fake_config, put_vllm
+from fake_vllm import FakeTarget, ModelRunner, NothingDrafted, fake_config, put_vllm
 from tiny_pair import TinyPair, sentences
 
 from pipeline.vllm_plugin.engine import PluginEngine
@@ -39,11 +39,6 @@ def start(pair: TinyPair, rows: int) -> tuple[OmnidraftProposer, ModelRunner]:
     proposer = OmnidraftProposer(fake_config(model=str(pair.target), size=size))
     proposer.load_model(target)
     return proposer, ModelRunner(pair.target, proposer, rows, target)
-
-
-class NothingDrafted:
-    def propose(self, sampled, *arguments, **named):
-        return [[] for _ in sampled]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_vllm import FakeRunner, Wishes, complete, fake_config, phrases, put_vllm
+from fake_vllm import FakeRunner, NothingDrafted, Wishes, complete, fake_config, phrases, put_vllm
 from places import ROOT
 
 from pipeline.vllm_plugin.proposer import OmnidraftProposer, check_version
@@ -41,11 +41,6 @@ def test_texts_are_those_without_drafts_in_fewer_passes(proposer: OmnidraftPropo
     assert texts[:40] == [complete(phrases, prompt, MOST) for prompt in prompts]
     assert runner.passes < 0.7 * plain.passes
     assert {len(draft) for draft in runner.drafts} == {0, 1, 2, 3, 4}
-
-
-class NothingDrafted:
-    def propose(self, sampled, *arguments, **named):
-        return [[] for _ in sampled]
 
 
 def test_drafts_end_before_the_longest_text(proposer: OmnidraftProposer, monkeypatch: pytest.MonkeyPatch):
