@@ -98,7 +98,7 @@ def test_the_drift_case_has_drifts_recalls_and_versions(tiny_pair: TinyPair, tmp
 @pytest.fixture(scope="module")
 def recorded(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RecordingLearner]:
     """Settings and a local learner of a stream whose log is committed by its updates alone."""
-    config = make_config(tiny_pair, commit__seconds=1000.0)
+    config = make_config(tiny_pair, commit__seconds=1000.0, drift__detector="none")
     with constants(**CONSTANTS):
         return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
 
