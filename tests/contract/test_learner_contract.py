@@ -44,7 +44,7 @@ class StubConnection:
 
 
 def local() -> Learner:
-    return LocalLearner(new_distill(), DriftMonitor(DriftSettings(), "judged"), NoResponse(), NoPublisher())
+    return LocalLearner(new_distill(), DriftMonitor(DriftSettings()), NoResponse(), NoPublisher())
 
 
 def remote() -> Learner:
@@ -53,7 +53,7 @@ def remote() -> Learner:
 
 
 def no_learner() -> Learner:
-    return NoLearner(DriftMonitor(DriftSettings(), "judged"))
+    return NoLearner(DriftMonitor(DriftSettings()))
 
 
 LEARNERS: dict[str, Callable[[], Learner]] = {"LocalLearner": local, "RemoteLearner": remote, "NoLearner": no_learner}
