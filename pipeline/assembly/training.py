@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.assembly.stages import draftable, has_copies
+from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
 from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead
@@ -68,11 +68,10 @@ def make_distillers(
         seed=config.seed,
     )
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
-    in_closed_form, others_draft = learn.trains_output_layer, has_copies(config.draft)
+    in_closed_form = learn.trains_output_layer
     trainer_type = OutputLayerTrainer if in_closed_form else DrafterTrainer
     step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
     examples = max(learn.interval, LONGEST_INTERVAL) if in_closed_form else learn.interval
-    samples = others_draft and not in_closed_form  # the closed form learns from every example
 
     def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
         allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
@@ -80,9 +79,9 @@ def make_distillers(
         trainer = trainer_type(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
         interval = UpdateInterval(learn.interval)
         if learn.spacing == "paying":
-            interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch, others_draft=others_draft)
+            interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch)
         worker = ThreadWorker() if lag else InlineWorker()
-        return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, samples=samples)
+        return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker)
 
     def make_distill(scheduler: UpdateScheduler, head: AcceptanceHead) -> Distill:
         rate = TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE

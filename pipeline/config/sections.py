@@ -174,9 +174,9 @@ class LearnSettings(Section):
         description="Distillation loss of the drafter; 'likelihood' and 'n-grams' are ablations of the paper.",
     )
     method: Literal["gradient", "least-squares"] = Field(
-        default="gradient",
-        description="How the drafter is trained: 'gradient' trains all its weights, 'least-squares' only its output "
-        "layer, in closed form, at a fraction of the cost. Adapters (lora_rank) are trained by gradient.",
+        default="least-squares",
+        description="How the drafter is trained: 'least-squares' trains only its output layer, in closed form, at a "
+        "fraction of the cost of 'gradient', which trains all. Adapters (lora_rank) are trained by gradient.",
     )
     interval: int = Field(
         default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
@@ -184,7 +184,7 @@ class LearnSettings(Section):
     spacing: Literal["fixed", "paying"] = Field(
         default="paying",
         description="Update interval: 'fixed', or 'paying', which lengthens it while updates cost more time than "
-        "they save, or few of the drafter's tokens are rejected.",
+        "they save.",
     )
     rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
     lora_rank: int = Field(

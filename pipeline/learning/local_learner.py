@@ -44,10 +44,6 @@ class LocalLearner(Learner):
         return Epoch(self.distill.drafter_version, self._drifts)
 
     @override
-    def wants_example(self, offset: int) -> bool:
-        return self.distill.wants_example(offset)
-
-    @override
     def publish_baseline(self) -> Iterator[Event]:
         yield from self.publisher.publish_baseline()
 
@@ -64,8 +60,6 @@ class LocalLearner(Learner):
                 yield from self.publisher.publish_on_drift(drifted)
                 yield from self._response.respond(drifted)
         if example := finished.example:
-            rejected = finished.prompt.judged - finished.prompt.accepted
-            self.distill.observe_prompt(rejected, finished.prompt.emitted, len(example.pieces))
             yield from self.distill.learn(example)
         yield from self.publisher.publish_if_due(finished.prompt)
 

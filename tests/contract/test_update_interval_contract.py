@@ -32,7 +32,7 @@ def test_the_interval_stays_within_its_bounds_whatever_updates_bring(make: Calla
     random, interval = Random(seed), make()
     assert interval.interval == SHORTEST, "it starts at the shortest interval"
     for _ in range(50):
-        interval.observe_update(any_step(random), judged=random.randrange(500), prompts=interval.interval)
+        interval.observe_update(any_step(random), tokens=random.randrange(500), prompts=interval.interval)
         assert SHORTEST <= interval.interval <= LONGEST
         assert isinstance(interval.interval, int)
 

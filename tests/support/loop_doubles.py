@@ -117,13 +117,6 @@ class StubDistill:
 
     def __init__(self) -> None:
         self.drafter_version = self.head_version = 0
-        self.counted: list[tuple[float, int, int]] = []
-
-    def wants_example(self, offset: int) -> bool:
-        return True
-
-    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
-        self.counted.append((rejected, tokens, pieces))
 
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.drafter_version += 1

@@ -112,7 +112,7 @@ class ExampleBatcher:
             logits_SD = model.read(batch.pieces_BT)
         logits_SD = logits_SD.masked_fill(batch.forbidden_BD[rows_S], -torch.inf)
         count = len(batch.rows_N)
-        student = StudentBatch.from_logits(logits_SD[:count], batch.teacher)
+        student = StudentBatch(logits_SD[:count], batch.teacher)
         return student, logits_SD[count:].log_softmax(-1).gather(1, batch.ngram_M1)[:, 0]
 
 

@@ -9,6 +9,7 @@ Shapes: N supervised positions, T top pieces (padded), D drafter ids, M pieces o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,18 +53,26 @@ class TeacherBatch:
 
 @dataclass(frozen=True)
 class StudentBatch:
-    """The drafter's distribution at the same positions, on the same buckets."""
+    """The drafter's distribution at the same positions, on the same buckets, computed where it is first read."""
 
-    log_top_NT: Tensor  # log probabilities; meaningless at padding
-    rest_N: Tensor
-    argmax_N: Tensor  # the most probable piece, among the teacher's top pieces or not
+    logits_ND: Tensor  # forbidden pieces at -inf
+    teacher: TeacherBatch
 
-    @staticmethod
-    def from_logits(logits_ND: Tensor, teacher: TeacherBatch) -> "StudentBatch":
-        """Normalise logits (forbidden pieces at -inf) and gather the teacher's top pieces."""
-        log_top_NT = logits_ND.log_softmax(-1).gather(1, teacher.ids_NT).clamp(min=-40)
-        top_N = log_top_NT.exp().masked_fill(~teacher.valid_NT, 0).sum(-1)
-        return StudentBatch(log_top_NT, (1 - top_N).clamp(min=TINY), logits_ND.argmax(-1))
+    @cached_property
+    def log_top_NT(self) -> Tensor:  # noqa: N802  (the shape)
+        """Log probabilities of the teacher's top pieces; meaningless at padding."""
+        return self.logits_ND.log_softmax(-1).gather(1, self.teacher.ids_NT).clamp(min=-40)
+
+    @cached_property
+    def rest_N(self) -> Tensor:  # noqa: N802  (the shape)
+        """The probability of all other pieces."""
+        top_N = self.log_top_NT.exp().masked_fill(~self.teacher.valid_NT, 0).sum(-1)
+        return (1 - top_N).clamp(min=TINY)
+
+    @cached_property
+    def argmax_N(self) -> Tensor:  # noqa: N802  (the shape)
+        """The most probable piece, among the teacher's top pieces or not."""
+        return self.logits_ND.argmax(-1)
 
 
 def trie_divergence(student: StudentBatch, teacher: TeacherBatch) -> Tensor:

@@ -1,7 +1,7 @@
 """Evidence from bets: tests that may be read after every observation, however long they run.
 
 Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024. The tests decide which
-of two sets of weights is better, and whether enough of the drafter's drafts are rejected for its training to pay.
+of two sets of weights is better.
 """
 
 import math
@@ -156,59 +156,3 @@ class Comparison:
     def load_state_dict(self, state: State) -> None:
         self._better.load_state_dict(state["better"])
         self._worse.load_state_dict(state["worse"])
-
-
-# Largest thresholds: a drafter with more rejected tokens is trained whatever it costs. The higher one is to begin with:
-# the shipped drafter has .23 in the first four prompts of the default run, where every source is tried, then .14.
-LARGEST_TO_BEGIN, LARGEST_TO_END = 0.4, 0.25
-SMALLEST_SHARE = 0.001  # where training costs nothing
-
-
-class UsageTest:
-    """Decides whether training can gain little, by bets on rejected tokens of the drafter's drafts per emitted token.
-
-    Few are rejected where the drafter is rarely used, and where it is good. While they are taken to be many, the bets
-    are that their share is below the one at which training breaks even; while they are taken to be rare, that it is
-    above. Evidence of 20 changes the decision and begins afresh, so each decision is wrong with a chance below 1/20.
-    """
-
-    def __init__(self, *, rare: bool) -> None:
-        self.rare = rare  # whether rejected tokens are rare
-        self.restart()
-
-    def observe(self, rejected: float, tokens: int, break_even: float) -> bool:
-        """Add a completed prompt. Returns whether the decision changed.
-
-        Args:
-            rejected: number of tokens of the drafter's drafts that were judged and rejected.
-            tokens: tokens of the completion; with none nothing is learned.
-            break_even: share of the tokens at which training breaks even, estimated without the prompt.
-        """
-        if not tokens:
-            return False
-        largest = LARGEST_TO_BEGIN if self.rare else LARGEST_TO_END
-        share, threshold = min(1.0, rejected / tokens), min(largest, max(SMALLEST_SHARE, break_even))
-        sign = 1.0 if self.rare else -1.0
-        self._test.observe(sign * share, sign * threshold)
-        if not self._test.decisive:
-            return False
-        self.rare = not self.rare
-        self.restart()
-        return True
-
-    def take_as_rare(self) -> None:
-        """Take rejected tokens to be rare, until there is new evidence."""
-        self.rare = True
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the evidence, not the decision."""
-        self._test = BettingTest(low=0.0 if self.rare else -1.0)
-
-    def state_dict(self) -> State:
-        return {"rare": self.rare, "test": self._test.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.rare = state["rare"]
-        self.restart()
-        self._test.load_state_dict(state["test"])

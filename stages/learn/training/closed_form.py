@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import softshrink
 from typing_extensions import override
 
 from stages.contract.blocks import Numbers, TrainingExample
@@ -35,7 +36,30 @@ from stages.learn.training.update import Assignment, Chooser, Scores
 from store.errors import CorruptError
 
 RIDGE = 0.1  # added to the diagonal of the first sum, as a share of its mean
+# Taken from every difference of probabilities: most pieces are neither likely nor emitted, and the sums of the others
+# take a tenth of the time. Without a jump, so that what is read again is taken away to the same digits.
+SMALLEST = 0.01
 ROUNDING = 1e-10  # of the largest value of a sum: what remains where everything is taken away again
+
+
+class Change(NamedTuple):
+    """What an output layer has more than the drafter's as loaded, in the rows in which they differ (C of the D)."""
+
+    pieces_C: Tensor
+    weights_CX: Tensor
+
+    @classmethod
+    def of_rows(cls, difference_DX: Tensor) -> "Change":
+        (pieces_C,) = difference_DX.any(1).nonzero(as_tuple=True)
+        return cls(pieces_C, difference_DX[pieces_C])
+
+    def add_to_rows(self, layer_DX: Tensor, factor: float) -> Tensor:
+        """Add a multiple of it to a copy of a layer."""
+        return layer_DX.index_add(0, self.pieces_C, self.weights_CX, alpha=factor)
+
+    def add_to(self, logits_ND: Tensor, change_NC: Tensor, factor: float) -> Tensor:
+        """Add a multiple of the change of these pieces' logits to a copy of the logits."""
+        return logits_ND.index_add(1, self.pieces_C, change_NC, alpha=factor)
 
 
 class LeastSquaresSums:
@@ -47,10 +71,12 @@ class LeastSquaresSums:
     >>> sums = LeastSquaresSums(width=2, vocabulary=3, device=torch.device("cpu"))
     >>> hidden_NW = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> sums.add(hidden_NW, missing_ND=torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
-    >>> correction_DW = sums.solve()
-    >>> (hidden_NW @ correction_DW.T).round(decimals=2)
-    tensor([[-0.4500,  0.4500,  0.0000],
-            [ 0.0000,  0.0000,  0.0000]])
+    >>> correction = sums.solve()
+    >>> correction.pieces_C
+    tensor([0, 1])
+    >>> (hidden_NW @ correction.weights_CX.T).round(decimals=2)
+    tensor([[-0.4500,  0.4500],
+            [ 0.0000,  0.0000]])
     """
 
     def __init__(self, width: int, vocabulary: int, device: torch.device) -> None:
@@ -58,6 +84,7 @@ class LeastSquaresSums:
         self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
         # sum of the outer products of hidden states and missing probabilities
         self.products_WD = torch.zeros(width, vocabulary, dtype=torch.float64, device=device)
+        self._seen_D = torch.zeros(vocabulary, dtype=torch.bool, device=device)  # pieces with products
 
     def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
         """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
@@ -65,7 +92,10 @@ class LeastSquaresSums:
         """
         hidden_NW, largest = hidden_NW.double(), self.states_WW.abs().max()
         self.states_WW += weight * (hidden_NW.T @ hidden_NW)
-        self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
+        missing_ND = softshrink(missing_ND, SMALLEST)
+        (pieces_C,) = missing_ND.any(0).nonzero(as_tuple=True)
+        self.products_WD.index_add_(1, pieces_C, weight * (hidden_NW.T @ missing_ND[:, pieces_C].double()))
+        self._seen_D[pieces_C] = True
         if weight < 0 and bool(self.states_WW.abs().max() < ROUNDING * largest):  # nothing but errors is left
             self.states_WW.zero_()
             self.products_WD.zero_()
@@ -74,6 +104,7 @@ class LeastSquaresSums:
         """Add all positions of other sums, as if they had been added to these."""
         self.states_WW += other.states_WW
         self.products_WD += other.products_WD
+        self._seen_D |= other._seen_D
 
     def scale(self, factor: float) -> None:
         """Give all positions so far a smaller weight."""
@@ -84,18 +115,20 @@ class LeastSquaresSums:
     def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
         sums = cls(0, 0, states_WW.device)
         sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
+        sums._seen_D = products_WD.any(0)
         return sums
 
-    def solve(self, ridge: float = RIDGE) -> Tensor:
-        """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
+    def solve(self, ridge: float = RIDGE) -> "Change":
+        """Return the rows of the layer that gives the missing probabilities: none without positions."""
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
+        (pieces_C,) = self._seen_D.nonzero(as_tuple=True)
         if not bool(diagonal_W.any()):
-            return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
+            return Change(pieces_C[:0], self.products_WD.T[:0].float())
         occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
         scale = float(diagonal_W[occurs_W].mean())
         ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
-        return torch.cholesky_solve(self.products_WD, factor_WW).float().T
+        return Change(pieces_C, torch.cholesky_solve(self.products_WD[:, pieces_C], factor_WW).float().T.contiguous())
 
 
 def untie_output(model: Any) -> None:
@@ -154,7 +187,9 @@ class Places:
     teacher: TeacherBatch  # the soft targets
 
     def logits(self, weight_DX: Tensor) -> Tensor:
-        return (self.features_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
+        """Compute what a layer gives (N, D); its columns of features that it does not read may be left out."""
+        read_NX = self.features_NX[:, : weight_DX.shape[1]]
+        return (read_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
 
     def take(self, chosen_N: Tensor) -> "Places":
         """Return some of the positions, by mask or index."""
@@ -210,7 +245,10 @@ class OutputLayerTrainer(DrafterTrainer):
         self._loaded_DX = read_layer(self._baseline)
         outputs, width = self._loaded_DX.shape
         self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
-        self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
+        hidden = output_layer(self._baseline.model).weight.shape[1]
+        # without the weights of the targets' states where these are zeros
+        self._read_layer_DX = self._loaded_DX if self._loaded_DX[:, hidden:].any() else self._loaded_DX[:, :hidden]
+        self._correction: Change | None = None  # the last solution, unless the sums changed since
         self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
         self._read: dict[TrainingExample, Places] = {}  # of held-out examples
         self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
@@ -231,7 +269,7 @@ class OutputLayerTrainer(DrafterTrainer):
         super().respond_to_drift()
         self._sums.scale(DRIFT_DECAY)
         self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
-        self._correction_DX = None
+        self._correction = None
 
     @property
     @override
@@ -252,8 +290,8 @@ class OutputLayerTrainer(DrafterTrainer):
         for example in found:
             weight = self._learned.pop(example)
             for batch in self._batcher.make_batches([example] if weight else []):
-                places, later, _ = self._read_batch(batch)
-                self._add_to_sums(places, later, -weight)
+                places, later, loaded_ND, _ = self._read_batch(batch)
+                self._add_to_sums(places, later, loaded_ND, -weight)
         if found:
             self._serve_solution()
 
@@ -300,28 +338,34 @@ class OutputLayerTrainer(DrafterTrainer):
         self._learned = {one: weights.get((one.target, one.offset), 0.0) for one in self._learned}
 
     def _serve_solution(self) -> None:
-        self._correction_DX = self._sums.solve()
-        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        self._solve()
         self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
+
+    def _solve(self) -> None:
+        """Set the candidate's output layer to the solution."""
+        self._correction = self._sums.solve()
+        write_layer(self._candidate, self._correction.add_to_rows(self._loaded_DX, self._strength))
 
     @override
     @torch.no_grad()
     def _train(self, examples: Sequence[TrainingExample]) -> tuple[float, int, int]:
         """Add the examples to the sums, and set the candidate's output layer to the solution.
 
-        Returns the loss before, the supervised positions and the input pieces.
+        Returns the loss of the solution before, the supervised positions and the input pieces.
         """
-        before_DX = self._sums.solve() if self._correction_DX is None else self._correction_DX
-        candidate_DX = read_layer(self._candidate)
+        correction = self._correction or self._sums.solve()
         measured_S, loss, positions, pieces = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0.0, 0, 0
         for batch in self._batcher.make_batches(examples):
-            places, later, ngram_log_M = self._read_batch(batch)
-            count = len(places.features_NX)
-            student = StudentBatch.from_logits(places.logits(candidate_DX), places.teacher)
-            loss += float(self._loss(student, places.teacher, ngram_log_M)) * count
-            measured_S += self._measure_strengths(places.take(places.teacher.first_N), before_DX)
-            self._add_to_sums(places, later, 1.0)
-            positions, pieces = positions + count, pieces + batch.pieces_BT.numel()
+            places, later, loaded_ND, ngram_log_M = self._read_batch(batch)
+            teacher, change_NC = places.teacher, places.features_NX @ correction.weights_CX.T
+            student = StudentBatch(correction.add_to(loaded_ND, change_NC, self._strength), teacher)
+            loss += float(self._loss(student, teacher, ngram_log_M)) * len(loaded_ND)
+            firsts, first_N = places.take(teacher.first_N).teacher, teacher.first_N
+            first_ND, first_NC = loaded_ND[first_N], change_NC[first_N]
+            students = (StudentBatch(correction.add_to(first_ND, first_NC, factor), firsts) for factor in STRENGTHS)
+            measured_S += torch.stack([self._measure(one, firsts).double().sum().cpu() for one in students])
+            self._add_to_sums(places, later, loaded_ND, 1.0)
+            positions, pieces = positions + len(loaded_ND), pieces + batch.pieces_BT.numel()
             self._yield_cpu()
         self._learned |= dict.fromkeys(examples, 1.0)
         for example in list(self._learned)[: max(0, len(self._learned) - self._training.replay)]:
@@ -329,8 +373,7 @@ class OutputLayerTrainer(DrafterTrainer):
         self._measured = [
             STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
         ]
-        self._correction_DX = self._sums.solve()
-        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        self._solve()
         return loss / max(1, positions), positions, pieces
 
     @property
@@ -338,19 +381,22 @@ class OutputLayerTrainer(DrafterTrainer):
         best = max(self._measured)
         return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
 
-    def _read_batch(self, batch: Batch) -> tuple[Places, LaterPlaces, Tensor]:
+    def _read_batch(self, batch: Batch) -> tuple[Places, LaterPlaces, Tensor, Tensor]:
         """Return the supervised positions as drafts begin there or with their token, some of them again as drafts reach
-        them from a token earlier, and the log-likelihood of the n-grams' pieces (M,).
+        them from a token earlier, the logits there of the drafter as loaded (N, D), and its log-likelihood of the
+        n-grams' pieces (M,).
         """
-        with capture_inputs(output_layer(self._candidate.model)) as captured:
-            _, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
+        with capture_inputs(output_layer(self._baseline.model)) as captured:
+            student, ngram_log_M = self._batcher.compute_distributions(self._baseline, batch)
         hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
         states_NF, _ = self._state_features(batch, 0)
         earlier_NF, has_N = self._state_features(batch, 1)
         forbidden_ND = batch.forbidden_BD[batch.rows_N]
         places = Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
         later = LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
-        return places, later, ngram_log_M
+        reads_states = self._read_layer_DX.shape[1] > hidden_NW.shape[1]
+        loaded_ND = places.logits(self._read_layer_DX) if reads_states else student.logits_ND
+        return places, later, loaded_ND, ngram_log_M
 
     def _state_features(self, batch: Batch, back: int) -> tuple[Tensor, Tensor]:
         """Return the features of the targets' states at the supervised positions (N, targets x F), and where there are
@@ -370,13 +416,8 @@ class OutputLayerTrainer(DrafterTrainer):
             has_N[lines] = True
         return features_NTF.flatten(1), has_N
 
-    def _measure_strengths(self, firsts: Places, correction_DX: Tensor) -> Tensor:
-        loaded_ND, change_ND = firsts.logits(self._loaded_DX), firsts.features_NX @ correction_DX.T
-        students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
-        return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
-
-    def _add_to_sums(self, places: Places, later: LaterPlaces, weight: float) -> None:
-        teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
+    def _add_to_sums(self, places: Places, later: LaterPlaces, loaded_ND: Tensor, weight: float) -> None:
+        teacher, probs_ND = places.teacher, loaded_ND.softmax(-1)
         target_NT = teacher.group_NT.masked_fill(~teacher.valid_NT, 0)
         missing_ND = probs_ND.neg_().scatter_add_(1, teacher.ids_NT, target_NT)  # of the drafter as loaded
         self._sums.add(places.features_NX, missing_ND, weight)
@@ -389,17 +430,19 @@ class OutputLayerTrainer(DrafterTrainer):
         below the output layer.
         """
         self._read_new(examples)
-        weight_DX, found = read_layer(model), Scores()
+        change, found = Change.of_rows(read_layer(model) - self._loaded_DX), Scores()
         for example in examples:
             if (places := self._read.get(example)) is not None:
-                student = StudentBatch.from_logits(places.logits(weight_DX), places.teacher)
+                change_NC = places.features_NX @ change.weights_CX.T
+                logits_ND = change.add_to(places.logits(self._read_layer_DX), change_NC, 1.0)
+                student = StudentBatch(logits_ND, places.teacher)
                 total = float(self._measure(student, places.teacher).double().sum())
                 found[example] = total, len(places.features_NX)
         return found
 
     def _read_new(self, examples: Sequence[TrainingExample]) -> None:
         for batch in self._batcher.make_batches([one for one in examples if one not in self._read]):
-            places, _, _ = self._read_batch(batch)
+            places, *_ = self._read_batch(batch)
             for row, example in enumerate(batch.examples):
                 own = places.take((batch.rows_N == row) & batch.teacher.first_N)
                 forbidden_ND = batch.forbidden_BD[row].expand(len(own.features_NX), -1)  # one line for all

@@ -134,6 +134,8 @@ class DrafterTrainer:
         if not math.isfinite(loss):
             self._restore_candidate(moments)
             return Attempt(step, {}, moments)
+        if all(map(torch.equal, self._candidate.trained_weights, self._served_weights)):
+            return Attempt(replace(step, after=step.before, reason="it changes nothing"), {}, moments)
         after = self._gate.update_scores(self._candidate, {}, assignment.held_out)
         step, losers = replace(step, after=mean_score(after.values())), self._gate.find_losers(before, after, baseline)
         if losers:

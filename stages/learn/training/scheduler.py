@@ -28,11 +28,6 @@ from store.events import Updated
 
 T = TypeVar("T")
 
-# Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and choosing
-# the soft targets of every token takes time that shows next to fast passes.
-SAMPLED = 16
-SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
-
 
 class InlineWorker(Executor):
     """Executes a call before `submit` returns, and raises its exceptions there."""
@@ -70,8 +65,9 @@ def _use_one_thread() -> None:
 class _PendingUpdate:
     result: Future[tuple[Attempt, float]]  # the attempt and its duration in seconds
     last: TrainingExample  # the newest example that it trains on
-    # judged, prompts: since the previous update
+    # judged, tokens, prompts: since the previous update
     judged: int
+    tokens: int
     prompts: int
     examples_left: int  # number of further examples until it is adopted
     waited: float  # seconds for which the loop was blocked by it
@@ -84,7 +80,6 @@ class UpdateScheduler:
         gate_every: every so many examples of a target, one is held out for the gate.
         max_examples: maximum number of fresh examples of an update, the newest; older ones only enter the replay
             buffer, so an update after a longer interval costs no more.
-        samples: whether only some prompts become examples where updates are far apart.
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
     """
@@ -97,14 +92,12 @@ class UpdateScheduler:
         max_examples: int,
         lag: int,
         worker: Executor,
-        *,
-        samples: bool = False,
     ) -> None:
         self.trainer, self._interval, self._gate_every, self._max_examples = trainer, interval, gate_every, max_examples
-        self._lag, self._worker, self._samples = lag, worker, samples
+        self._lag, self._worker = lag, worker
         self._fresh: list[TrainingExample] = []
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
-        self._prompts = self._judged = 0
+        self._prompts = self._judged = self._tokens = 0
         self._pending: _PendingUpdate | None = None
         self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
 
@@ -112,19 +105,6 @@ class UpdateScheduler:
     def version(self) -> int:
         """Changes of the served weights so far."""
         return self.trainer.version
-
-    @property
-    def _sampled(self) -> int:
-        """Of how many prompts one becomes an example now."""
-        return SAMPLED if self._samples and self._interval.is_exploring and not self.held else 1
-
-    def wants_example(self, offset: int) -> bool:
-        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
-        return ((offset + 1) * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
-
-    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
-        """Count a completed prompt, whether or not it becomes an example. As `UpdateInterval.observe_prompt`."""
-        self._interval.observe_prompt(rejected, tokens, pieces)
 
     def learn(self, example: TrainingExample) -> Updated | None:
         """Adopt an update that is due, then add the example and submit an update if it completes the interval.
@@ -144,8 +124,9 @@ class UpdateScheduler:
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
-        self._prompts += self._sampled
-        self._judged += self._sampled * example.judged
+        self._prompts += 1
+        self._judged += example.judged
+        self._tokens += example.supervised_tokens
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:
@@ -165,8 +146,8 @@ class UpdateScheduler:
 
         result = self._worker.submit(attempt)
         waited = perf_counter() - started
-        self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._prompts, self._lag, waited)
-        self._fresh, self._prompts, self._judged = [], 0, 0
+        self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._tokens, self._prompts, self._lag, waited)
+        self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
 
     def wait(self) -> bool:
         """Block until no update is being computed, without adopting it. Returns whether an update is pending."""
@@ -181,7 +162,7 @@ class UpdateScheduler:
         attempt, seconds, pending = self._take_result(self._pending)
         started = perf_counter()
         step = self.trainer.settle(attempt)
-        self._interval.observe_update(step, pending.judged, pending.prompts)
+        self._interval.observe_update(step, pending.tokens, pending.prompts)
         settling = perf_counter() - started
         pending.waited += settling
         return self._make_event(step, pending, seconds + settling)
@@ -221,7 +202,7 @@ class UpdateScheduler:
         pending = None
         if self._pending:
             attempt, seconds = self._pending.result.result()
-            counts = ("judged", "prompts", "examples_left", "waited")
+            counts = ("judged", "tokens", "prompts", "examples_left", "waited")
             pending = {
                 "attempt": self.trainer.attempt_state(attempt),
                 "seconds": seconds,
@@ -233,7 +214,7 @@ class UpdateScheduler:
             "interval": self._interval.state_dict(),
             "fresh": self._fresh,
             "seen": dict(self._seen),
-            "counts": (self._prompts, self._judged),
+            "counts": (self._prompts, self._judged, self._tokens),
             "pending": pending,
         }
 
@@ -242,7 +223,7 @@ class UpdateScheduler:
         self._interval.load_state_dict(state["interval"])
         self._fresh = list(state["fresh"])
         self._seen = Counter(state["seen"])
-        self._prompts, self._judged = state["counts"]
+        self._prompts, self._judged, self._tokens = state["counts"]
         self._pending = None
         if pending := state["pending"]:
             done: Future[tuple[Attempt, float]] = Future()

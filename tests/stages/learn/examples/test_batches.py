@@ -53,7 +53,7 @@ def test_a_supervised_position_is_read_as_in_a_text_of_its_own(model: LanguageMo
     texts = [one.pieces[:position] for one in batch.examples for position in one.soft_targets.positions]
     want = torch.stack([model.model(torch.tensor([text])).logits[0, -1] for text in texts])
     assert float(want.std()) > 0.1, "otherwise the distributions would show little"
-    expected = StudentBatch.from_logits(want, batch.teacher)
+    expected = StudentBatch(want, batch.teacher)
     torch.testing.assert_close(found.log_top_NT, expected.log_top_NT, atol=1e-5, rtol=1e-5)
     assert torch.equal(found.argmax_N, expected.argmax_N)
     firsts = [place for place, text in enumerate(texts) if len(text) == 2]

@@ -52,7 +52,7 @@ def both(
         torch.tensor(row) for row in zip(*((one.rest, one.depth == 0) for one in soft_targets), strict=True)
     )
     teacher = TeacherBatch(ids_NT, valid_NT, group_NT, direct_NT, rest_N, first_N, torch.tensor(pieces))
-    return StudentBatch.from_logits(logits_ND, teacher), teacher
+    return StudentBatch(logits_ND, teacher), teacher
 
 
 seeds = st.integers(0, 10_000)
@@ -179,7 +179,7 @@ def half_and_half(first: bool = True) -> TeacherBatch:
 
 
 def test_the_rest_is_a_bucket_of_its_own():
-    student = StudentBatch(torch.tensor([[0.25]]).log(), torch.tensor([0.75]), torch.zeros(1).long())
+    student = StudentBatch(torch.tensor([[0.25, 0.75]]).log(), half_and_half())
     expected = -(0.5 * torch.tensor(0.25).log() + 0.5 * torch.tensor(0.75).log())
     torch.testing.assert_close(trie_divergence(student, half_and_half())[0], expected)
     assert expected_acceptance(student, half_and_half()).tolist() == pytest.approx([0.25 + 0.5])

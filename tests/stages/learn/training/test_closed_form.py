@@ -16,7 +16,14 @@ from stages.drafting.target_states import SIZE, TargetStates
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.losses import expected_acceptance, greedy_agreement, trie_loss
-from stages.learn.training.closed_form import SUMS_FILE, LeastSquaresSums, OutputLayerTrainer, untie_output
+from stages.learn.training.closed_form import (
+    SMALLEST,
+    SUMS_FILE,
+    Change,
+    LeastSquaresSums,
+    OutputLayerTrainer,
+    untie_output,
+)
 from stages.learn.training.update import TrainingConfig
 from store.errors import CorruptError
 
@@ -34,6 +41,11 @@ def new_trainer(**changes: Any) -> OutputLayerTrainer:
     if reads_states:
         served.extra = TargetStates(["one", "other"], VOCABULARY, served.device)
     return OutputLayerTrainer(served, "trie", trie_loss, measure, {"one": ALLOWED, "other": ALLOWED}, training)
+
+
+def whole(change: Change, outputs: int) -> torch.Tensor:
+    """The change as a layer."""
+    return change.add_to_rows(torch.zeros(outputs, change.weights_CX.shape[1]), 1.0).double()
 
 
 def test_an_untied_output_layer_has_the_same_weights_of_its_own():
@@ -57,11 +69,19 @@ def test_the_sums_give_the_ridge_regression_whatever_the_order():
         other.add(hidden_NW[part], missing_ND[part])
     states_WW = (hidden_NW.T @ hidden_NW).double()
     ridge_WW = 0.1 * states_WW.diagonal().mean() * torch.eye(6).double()
-    expected_DW = torch.linalg.solve(states_WW + ridge_WW, (hidden_NW.T @ missing_ND).double()).T
+    kept_ND = missing_ND - missing_ND.clamp(-SMALLEST, SMALLEST)
+    expected_DW = torch.linalg.solve(states_WW + ridge_WW, (hidden_NW.T @ kept_ND).double()).T
     for sums in (one, other):
-        torch.testing.assert_close(sums.solve().double(), expected_DW, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(whole(sums.solve(), 5), expected_DW, atol=1e-5, rtol=1e-5)
     one.scale(0.25)
-    torch.testing.assert_close(one.solve().double(), expected_DW, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole(one.solve(), 5), expected_DW, atol=1e-5, rtol=1e-5)
+
+
+def test_pieces_that_lack_hardly_anything_have_no_row():
+    sums = LeastSquaresSums(2, 3, torch.device("cpu"))
+    sums.add(torch.eye(2), torch.tensor([[0.5, SMALLEST / 2, 0.0], [0.0, -SMALLEST / 2, -0.3]]))
+    assert sums.solve().pieces_C.tolist() == [0, 2]
+    assert not sums.products_WD[:, 1].any()
 
 
 @pytest.mark.parametrize("measure", [expected_acceptance, greedy_agreement])
@@ -178,7 +198,9 @@ def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
     for trainer, own in ((left, examples[:2]), (right, examples[2:]), (both, examples)):
         update(trainer, own)
     left.merge(right._sums)
-    torch.testing.assert_close(left._sums.solve(), both._sums.solve(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        whole(left._sums.solve(), VOCABULARY), whole(both._sums.solve(), VOCABULARY), atol=1e-6, rtol=0
+    )
 
 
 def test_the_sums_of_a_version_come_back_bit_for_bit(tmp_path: Path):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,20 +64,17 @@ class Spacing(UpdateInterval):
         super().__init__(interval)
         self.observed: list[tuple[int, int]] = []
         self.restarts = 0
-        self.prompts: list[tuple[int, int, int]] = []
 
-    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
-        self.prompts.append((judged, tokens, pieces))
-
-    def observe_update(self, step: Step, judged: int, prompts: int) -> None:
-        self.observed.append((judged, prompts))
+    def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
+        self.observed.append((tokens, prompts))
 
     def restart(self) -> None:
         self.restarts += 1
 
 
 def example_of(offset: int, judged: int = 10, target: str = "big") -> TrainingExample:
-    return TrainingExample(offset, target, (1, 2), (), (), (), judged)
+    ten_tokens = SimpleNamespace(positions=range(10))
+    return TrainingExample(offset, target, (1, 2), ten_tokens, (), (), judged)  # type: ignore[arg-type]
 
 
 def learner_of(
@@ -93,19 +91,6 @@ def test_the_example_that_completes_the_interval_brings_the_update():
     assert [update.offset for update in updated if update] == [2, 5]
     assert trainer.updates == [[0, 1, 2], [3, 4, 5]]
     assert interval.observed == [(30, 3), (30, 3)]
-
-
-def test_some_prompts_become_examples_where_updates_are_far_apart():
-    """A sixteenth of them, also of every second prompt, and each counts as 16; all where updates are frequent."""
-    trainer, interval = Trainer(step_of()), Spacing(32)
-    scheduler = UpdateScheduler(trainer, interval, 99, 99, 0, InlineWorker(), samples=True)  # type: ignore[arg-type]
-    assert all(map(scheduler.wants_example, range(200)))
-    interval.is_exploring = True
-    for offsets in (range(4000), range(0, 4000, 2), range(1, 4000, 2)):
-        assert sum(map(scheduler.wants_example, offsets)) == pytest.approx(len(offsets) / 16, rel=0.02)
-    updated = [scheduler.learn(example_of(offset)) for offset in (3, 9)]
-    assert [update is not None for update in updated] == [False, True]
-    assert interval.observed == [(320, 32)]
 
 
 def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_others():
@@ -277,23 +262,23 @@ def test_updates_that_repay_themselves_are_spaced_half_as_far_down_to_the_shorte
 
 
 @pytest.mark.parametrize(
-    ("gain", "judged", "prompts", "pieces", "changes", "pays"),
+    ("gain", "tokens", "prompts", "pieces", "changes", "pays"),
     [
         (0.021, 40, 4, 100, {}, True),  # 21 > 20
         (0.019, 40, 4, 100, {}, False),
         (0.03, 40, 4, 100, {"batch": 2}, False),  # two prompts share a pass: 15
         (0.03, 40, 4, 100, {"batch": 1}, True),
         (0.03, 80, 4, 200, {}, True),  # 60 > 40
-        (0.03, 40, 8, 100, {}, False),  # 5 judged per prompt: 15
+        (0.03, 40, 8, 100, {}, False),  # 5 tokens per prompt: 15
         (0.01, 40, 4, 100, {"horizon": 300}, True),  # 30
         (0.03, 40, 4, 100, {"piece_cost": 0.2}, False),  # 40
         (0.03, 40, 4, 100, {"steps": 4}, False),  # 40
     ],
 )
-def test_whether_an_update_pays(gain, judged, prompts, pieces, changes, pays):
+def test_whether_an_update_pays(gain, tokens, prompts, pieces, changes, pays):
     interval = paying(interval=1, **changes)
     interval.interval = 8
-    interval.observe_update(step_of(0.5, 0.5 + gain, pieces=pieces), judged, prompts)
+    interval.observe_update(step_of(0.5, 0.5 + gain, pieces=pieces), tokens, prompts)
     assert interval.interval == (4 if pays else 16)
 
 
