@@ -55,6 +55,10 @@ class Learner(ABC):
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
         """Process a prompt that was completed and logged."""
 
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the soft targets of a prompt that is admitted now, at this offset, are to be recorded."""
+        return True
+
     def apply_new_weights(self) -> Iterable[Event]:
         """Apply weights that were learned elsewhere since the last block. Called before every block; never blocks."""
         return ()

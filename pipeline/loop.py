@@ -135,6 +135,7 @@ class TargetRunner:
 
     def admit_sequence(self, row: SequenceState) -> None:
         """Add a sequence to those in flight."""
+        row.record_example = row.record_example and self.learner.wants_example(row.offset)
         self._in_flight[row] = _InFlight(PromptCounters(self._clock()))
         self._rows.append(row)
         for stage in self.stages.all():

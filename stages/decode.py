@@ -87,7 +87,7 @@ class Decode(Stage[SequenceState, Draft]):
         max_draft: int,
         eos_id: int | None,
         probs_dtype: torch.dtype = torch.float32,
-        state_logits: Callable[[Tensor], Tensor] | None = None,
+        state_logits: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
@@ -203,7 +203,8 @@ class Decode(Stage[SequenceState, Draft]):
         states = {number: state for number in going if (state := batch[number].target_state) is not None}
         if self._state_logits is None or not states:
             return {}
-        return dict(zip(states, self._state_logits(torch.stack(list(states.values()))), strict=True))
+        logits_ND = self._state_logits(torch.stack(list(states.values())))
+        return {} if logits_ND is None else dict(zip(states, logits_ND, strict=True))
 
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""

@@ -36,6 +36,10 @@ class Distiller:
         """Whether an update is being computed in parallel with decoding; a snapshot would wait for it."""
         return False
 
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the drafter learns from the prompt at an offset of the stream, if it is admitted now."""
+        return True
+
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         """Learn from a completed prompt and return the updates that followed; prompts come in stream order. Without
         soft targets only the head learns.
@@ -92,6 +96,10 @@ class Distill(Distiller):
     @override
     def busy(self) -> bool:
         return self.drafter.busy
+
+    @override
+    def wants_example(self, offset: int) -> bool:
+        return self.drafter.wants_example(offset)
 
     @override
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:

@@ -44,6 +44,10 @@ class LocalLearner(Learner):
         return Epoch(self.distill.drafter_version, self._drifts)
 
     @override
+    def wants_example(self, offset: int) -> bool:
+        return self.distill.wants_example(offset)
+
+    @override
     def publish_baseline(self) -> Iterator[Event]:
         yield from self.publisher.publish_baseline()
 

@@ -65,10 +65,16 @@ class TargetStates(nn.Module):
         self.targets = tuple(targets)
         # one matrix (D, F) per target, in float32
         self.weights = nn.ParameterList(torch.zeros(outputs, FEATURES, device=device) for _ in targets)
+        self._read: dict[str, tuple[int, bool]] = {}  # by target: torch's count of writes, and whether not all is 0
 
-    def compute_logits(self, target: str, states_NS: Tensor) -> Tensor:
-        """Return the term of the logits for the first piece of a draft after each state (N, D)."""
+    def compute_logits(self, target: str, states_NS: Tensor) -> Tensor | None:
+        """Return the term of the logits for the first piece of a draft after each state (N, D); None while it is 0."""
         weight_DF: Tensor = self.weights[self.targets.index(target)]
+        changes = weight_DF._version  # a learned term is seldom written, and read with every draft
+        if self._read.get(target, (-1, False))[0] != changes:
+            self._read[target] = changes, bool(weight_DF.any())
+        if not self._read[target][1]:
+            return None
         logits_ND: Tensor = state_features(states_NS.to(weight_DF.device)) @ weight_DF.T
         return logits_ND
 

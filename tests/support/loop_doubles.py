@@ -118,6 +118,9 @@ class StubDistill:
     def __init__(self) -> None:
         self.drafter_version = self.head_version = 0
 
+    def wants_example(self, offset: int) -> bool:
+        return True
+
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.drafter_version += 1
         return (self._update(example),)

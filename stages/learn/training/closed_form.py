@@ -227,6 +227,7 @@ def find_states(
 SUMS_FILE = "sums.safetensors"  # of a version
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
 FIRST_STRENGTH = 8.0  # before any is measured
+WORTH = 0.02  # least gain of acceptance for which the drafter is corrected at all
 STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
 DRIFT_DECAY = 0.25  # of the sums, after a drift
 
@@ -249,7 +250,8 @@ class OutputLayerTrainer(DrafterTrainer):
         # without the weights of the targets' states where these are zeros
         self._read_layer_DX = self._loaded_DX if self._loaded_DX[:, hidden:].any() else self._loaded_DX[:, :hidden]
         self._correction: Change | None = None  # the last solution, unless the sums changed since
-        self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
+        # decayed sums of the measured acceptance, and of the tokens at which it was
+        self._measured, self._tokens = [0.0] * len(STRENGTHS), 0.0
         self._read: dict[TrainingExample, Places] = {}  # of held-out examples
         self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
         self._most_read = 2 * self._training.gate_window * self._gate.targets
@@ -311,7 +313,7 @@ class OutputLayerTrainer(DrafterTrainer):
     def write_sums(self, folder: Path) -> None:
         """Write the sums to a version's folder. No update may be in progress."""
         learned = [(one.target, one.offset, weight) for one, weight in self._learned.items()]
-        content = json.dumps({"measured": self._measured, "learned": learned})
+        content = json.dumps({"measured": self._measured, "tokens": self._tokens, "learned": learned})
         tensors = {"states": self._sums.states_WW, "products": self._sums.products_WD}
         save_file(tensors, folder / SUMS_FILE, {"sums": content})
 
@@ -332,6 +334,7 @@ class OutputLayerTrainer(DrafterTrainer):
                 content = json.loads((file.metadata() or {})["sums"])
                 sums = LeastSquaresSums.from_tensors(file.get_tensor("states"), file.get_tensor("products"))
             weights = {(target, offset): weight for target, offset, weight in content["learned"]}
+            measured, tokens = list(content["measured"]), content["tokens"]
         except (SafetensorError, KeyError, ValueError) as error:
             raise CorruptError(f"{path} must hold the sums of a version, but: {error}") from error
         self._sums, self._measured, self._correction_DX = sums, list(content["measured"]), None
@@ -353,33 +356,54 @@ class OutputLayerTrainer(DrafterTrainer):
 
         Returns the loss of the solution before, the supervised positions and the input pieces.
         """
-        correction = self._correction or self._sums.solve()
-        measured_S, loss, positions, pieces = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0.0, 0, 0
-        for batch in self._batcher.make_batches(examples):
-            places, later, loaded_ND, ngram_log_M = self._read_batch(batch)
-            teacher, change_NC = places.teacher, places.features_NX @ correction.weights_CX.T
-            student = StudentBatch(correction.add_to(loaded_ND, change_NC, self._strength), teacher)
-            loss += float(self._loss(student, teacher, ngram_log_M)) * len(loaded_ND)
-            firsts, first_N = places.take(teacher.first_N).teacher, teacher.first_N
-            first_ND, first_NC = loaded_ND[first_N], change_NC[first_N]
-            students = (StudentBatch(correction.add_to(first_ND, first_NC, factor), firsts) for factor in STRENGTHS)
-            measured_S += torch.stack([self._measure(one, firsts).double().sum().cpu() for one in students])
-            self._add_to_sums(places, later, loaded_ND, 1.0)
-            positions, pieces = positions + len(loaded_ND), pieces + batch.pieces_BT.numel()
-            self._yield_cpu()
+        loss, positions, pieces = 0.0, 0, 0
+        half = len(examples) // 2 if self._is_new else 0  # the first solution is measured too
+        for part in filter(None, (examples[:half], examples[half:])):
+            correction = self._correction or self._sums.solve()
+            measured_S, tokens = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0
+            for batch in self._batcher.make_batches(part):
+                loss += self._learn_batch(batch, correction, measured_S)
+                tokens += int(batch.teacher.first_N.sum())
+                positions, pieces = positions + len(batch.rows_N), pieces + batch.pieces_BT.numel()
+                self._yield_cpu()
+            self._correction = None
+            if len(correction.pieces_C):
+                decayed = (STRENGTH_DECAY * old for old in self._measured)
+                self._measured = [old + new for old, new in zip(decayed, measured_S.tolist(), strict=True)]
+                self._tokens = STRENGTH_DECAY * self._tokens + tokens
         self._learned |= dict.fromkeys(examples, 1.0)
         for example in list(self._learned)[: max(0, len(self._learned) - self._training.replay)]:
             del self._learned[example]
-        self._measured = [
-            STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
-        ]
         self._solve()
         return loss / max(1, positions), positions, pieces
 
+    def _learn_batch(self, batch: Batch, correction: Change, measured_S: Tensor) -> float:
+        """Measure the solution so far on a batch, and add the batch to the sums. Returns its loss, not divided by its
+        positions.
+        """
+        places, later, loaded_ND, ngram_log_M = self._read_batch(batch)
+        teacher, change_NC = places.teacher, places.features_NX @ correction.weights_CX.T
+        student = StudentBatch(correction.add_to(loaded_ND, change_NC, self._strength), teacher)
+        loss = float(self._loss(student, teacher, ngram_log_M)) * len(loaded_ND)
+        firsts, first_N = places.take(teacher.first_N).teacher, teacher.first_N
+        first_ND, first_NC = loaded_ND[first_N], change_NC[first_N]
+        for number, factor in enumerate(STRENGTHS):
+            student = StudentBatch(correction.add_to(first_ND, first_NC, factor), firsts)
+            measured_S[number] += self._measure(student, firsts).double().sum().cpu()
+        self._add_to_sums(places, later, loaded_ND, 1.0)
+        return loss
+
+    @property
+    def _is_new(self) -> bool:
+        return not bool(self._sums.states_WW.any())
+
     @property
     def _strength(self) -> float:
+        """The best so far; none where that gains hardly anything over the drafter as loaded."""
+        if not self._tokens:
+            return FIRST_STRENGTH
         best = max(self._measured)
-        return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
+        return STRENGTHS[self._measured.index(best)] if best - self._measured[0] >= WORTH * self._tokens else 0.0
 
     def _read_batch(self, batch: Batch) -> tuple[Places, LaterPlaces, Tensor, Tensor]:
         """Return the supervised positions as drafts begin there or with their token, some of them again as drafts reach
@@ -429,6 +453,8 @@ class OutputLayerTrainer(DrafterTrainer):
         """Score examples by the gate's measure. Their hidden states are computed once: all models share the layers
         below the output layer.
         """
+        if not examples:
+            return {}
         self._read_new(examples)
         change, found = Change.of_rows(read_layer(model) - self._loaded_DX), Scores()
         for example in examples:
@@ -457,6 +483,7 @@ class OutputLayerTrainer(DrafterTrainer):
             "states": self._sums.states_WW,
             "products": self._sums.products_WD,
             "measured": self._measured,
+            "tokens": self._tokens,
             "learned": list(self._learned.items()),
         }
 
@@ -466,5 +493,5 @@ class OutputLayerTrainer(DrafterTrainer):
         super().load_state_dict(state)
         self._sums.states_WW.copy_(state["states"])
         self._sums.products_WD.copy_(state["products"])
-        self._measured = list(state["measured"])
+        self._measured, self._tokens = list(state["measured"]), state["tokens"]
         self._learned = dict(map(tuple, state["learned"]))

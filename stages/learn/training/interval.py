@@ -7,6 +7,7 @@ from stages.learn.training.update import Step
 
 LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
 HORIZON = 1000  # prompts: a longer benefit is not counted on
+EXPLORED = 0.02  # largest share of the target passes that updates may cost while they gain nothing
 
 
 class UpdateInterval:
@@ -14,11 +15,13 @@ class UpdateInterval:
     only, in stream order.
     """
 
+    is_exploring = False  # whether updates gain nothing: then some prompts are enough
+
     def __init__(self, interval: int) -> None:
         self.interval = interval  # prompts between the last update and the next
 
-    def is_due(self, prompts: int) -> bool:
-        """Return whether an update is due so many prompts after the last one."""
+    def is_due(self, tokens: int, prompts: int) -> bool:
+        """Return whether an update is due so many emitted tokens and completed prompts after the last one."""
         return prompts >= self.interval
 
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
@@ -43,6 +46,9 @@ class BreakEvenInterval(UpdateInterval):
     update that raises the expected acceptance by g saves g passes of the batch per emitted token during the horizon: as
     many prompts as there were so far, at most `horizon`. The rest of a stream is of unknown length, and a short one
     must not pay for a long one; after a drift, the new text counts as a new stream.
+
+    Where updates gain nothing, the next one waits until it takes at most `EXPLORED` of the time; after a drift, and at
+    the beginning, the first one waits for nothing.
 
     What counts is the acceptance at every token that the target emits, whatever drafted it. If the drafter's own drafts
     counted, one of low acceptance would hardly be used, so hardly be trained, and would stay low.
@@ -71,19 +77,31 @@ class BreakEvenInterval(UpdateInterval):
         self._steps, self._piece_cost, self._batch = steps, piece_cost, batch
         self._gain: float | None = None
         self._seen = 0  # prompts up to the last update
+        self._spent = 0.0  # by the last update
+
+    @property
+    def is_exploring(self) -> bool:  # type: ignore[override]
+        return self._gain is not None and self._gain <= 0
+
+    @override
+    def is_due(self, tokens: int, prompts: int) -> bool:
+        affordable = not self.is_exploring or self._spent <= EXPLORED * tokens / self._batch
+        return affordable and super().is_due(tokens, prompts)
 
     @override
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
         """Compare the smoothed savings of an update with its cost. Without a measured gain the interval stays."""
         self._seen += prompts
-        if step.before is None or step.after is None:
-            return
-        gain = step.after - step.before if step.served else 0.0
+        self._spent = step.pieces * self._steps * self._piece_cost
+        gain = 0.0
+        if step.served:
+            if step.before is None or step.after is None:
+                return
+            gain = step.after - step.before
         self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
         saved = self._gain * min(self._horizon, self._seen) * tokens / prompts / self._batch
-        spent = step.pieces * self._steps * self._piece_cost
         wider = min(self._longest, 2 * self.interval)
-        self.interval = max(self._shortest, self.interval // 2) if saved > spent else wider
+        self.interval = max(self._shortest, self.interval // 2) if saved > self._spent else wider
 
     @override
     def restart(self) -> None:
@@ -91,8 +109,9 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def state_dict(self) -> State:
-        return {"interval": self.interval, "gain": self._gain, "seen": self._seen}
+        return {"interval": self.interval, "gain": self._gain, "seen": self._seen, "spent": self._spent}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self.interval, self._gain, self._seen = state["interval"], state["gain"], state["seen"]
+        self.interval, self._gain = state["interval"], state["gain"]
+        self._seen, self._spent = state["seen"], state["spent"]

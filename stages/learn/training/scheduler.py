@@ -28,6 +28,11 @@ from store.events import Updated
 
 T = TypeVar("T")
 
+# Where updates gain nothing, one prompt in so many becomes an example: an update trains on a few of them, and choosing
+# the soft targets of every token takes time that shows next to fast passes.
+SAMPLED = 16
+SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
+
 
 class InlineWorker(Executor):
     """Executes a call before `submit` returns, and raises its exceptions there."""
@@ -106,6 +111,15 @@ class UpdateScheduler:
         """Changes of the served weights so far."""
         return self.trainer.version
 
+    @property
+    def _sampled(self) -> int:
+        """Of how many prompts one becomes an example now."""
+        return SAMPLED if self._interval.is_exploring and not self.held else 1
+
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
+        return ((offset + 1) * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
+
     def learn(self, example: TrainingExample) -> Updated | None:
         """Adopt an update that is due, then add the example and submit an update if it completes the interval.
 
@@ -117,16 +131,21 @@ class UpdateScheduler:
             self._pending.examples_left -= 1
             updated = None if self._pending.examples_left else self.finish()
         self._add_example(example)
-        if self._pending is None and self._fresh and not self.held and self._interval.is_due(self._prompts):
+        if (
+            self._pending is None
+            and self._fresh
+            and not self.held
+            and self._interval.is_due(self._tokens, self._prompts)
+        ):
             self._submit_update()
             updated = updated if self._lag else self.finish()
         return updated
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
-        self._prompts += 1
-        self._judged += example.judged
-        self._tokens += example.supervised_tokens
+        self._prompts += self._sampled
+        self._judged += self._sampled * example.judged
+        self._tokens += self._sampled * example.supervised_tokens
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:
@@ -168,7 +187,7 @@ class UpdateScheduler:
         return self._make_event(step, pending, seconds + settling)
 
     def restart(self) -> Updated | None:
-        """Drop the pending update, whose examples precede a drift, and return to the shortest interval.
+        """Drop the pending update and the fresh examples, which precede a drift, and return to the shortest interval.
 
         Raises as `learn`.
         """
@@ -177,6 +196,9 @@ class UpdateScheduler:
             attempt, seconds, pending = self._take_result(self._pending)
             step = self.trainer.drop(attempt, "a drift was noticed while it was under way")
             dropped = self._make_event(step, pending, seconds)
+        for example in self._fresh:
+            self.trainer.add_to_replay(example)
+        self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
         self._interval.restart()
         self.trainer.respond_to_drift()
         return dropped

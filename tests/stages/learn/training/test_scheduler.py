@@ -93,6 +93,19 @@ def test_the_example_that_completes_the_interval_brings_the_update():
     assert interval.observed == [(30, 3), (30, 3)]
 
 
+def test_some_prompts_become_examples_where_updates_are_far_apart():
+    """A sixteenth of them, also of every second prompt, and each counts as 16; all where they gain."""
+    trainer, interval = Trainer(step_of()), Spacing(32)
+    scheduler = UpdateScheduler(trainer, interval, 99, 99, 0, InlineWorker())  # type: ignore[arg-type]
+    assert all(map(scheduler.wants_example, range(200)))
+    interval.is_exploring = True
+    for offsets in (range(4000), range(0, 4000, 2), range(1, 4000, 2)):
+        assert sum(map(scheduler.wants_example, offsets)) == pytest.approx(len(offsets) / 16, rel=0.02)
+    updated = [scheduler.learn(example_of(offset)) for offset in (3, 9)]
+    assert [update is not None for update in updated] == [False, True]
+    assert interval.observed == [(320, 32)]
+
+
 def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_others():
     learner, trainer, _ = learner_of(6, most=2)
     for offset in range(12):
