@@ -337,7 +337,7 @@ class OutputLayerTrainer(DrafterTrainer):
             measured, tokens = list(content["measured"]), content["tokens"]
         except (SafetensorError, KeyError, ValueError) as error:
             raise CorruptError(f"{path} must hold the sums of a version, but: {error}") from error
-        self._sums, self._measured, self._correction_DX = sums, list(content["measured"]), None
+        self._sums, self._measured, self._tokens, self._correction = sums, measured, tokens, None
         self._learned = {one: weights.get((one.target, one.offset), 0.0) for one in self._learned}
 
     def _serve_solution(self) -> None:
