@@ -114,7 +114,7 @@ class LeastSquaresSums:
     @classmethod
     def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
         sums = cls(0, 0, states_WW.device)
-        sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
+        sums.states_WW, sums.products_WD = states_WW.double().clone(), products_WD.double().clone()
         sums._seen_D = products_WD.any(0)
         return sums
 
@@ -491,7 +491,7 @@ class OutputLayerTrainer(DrafterTrainer):
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self._sums.states_WW.copy_(state["states"])
-        self._sums.products_WD.copy_(state["products"])
+        device = self._loaded_DX.device
+        self._sums = LeastSquaresSums.from_tensors(state["states"].to(device), state["products"].to(device))
         self._measured, self._tokens = list(state["measured"]), state["tokens"]
         self._learned = dict(map(tuple, state["learned"]))
