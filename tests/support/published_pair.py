@@ -39,7 +39,7 @@ class Published:
 def publish(pair: TinyPair, runs: Path) -> Published:
     """Publish the versions of a run below a folder."""
     publishing = {"publish__enabled": True, "publish__interval": 8, "publish__name": MODEL}
-    config = config_of(pair, **publishing, learn__rate=2e-2)
+    config = config_of(pair, **publishing, learn__method="gradient", learn__rate=2e-2)
     with constants(gate_every=NO_GATE):
         run_replay(config, runs / "tiny")
     return Published(runs, runs / "tiny", len(list_versions(default_uri(runs))))
