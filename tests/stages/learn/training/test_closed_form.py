@@ -93,6 +93,16 @@ def test_learning_raises_the_acceptance_of_examples_that_were_held_out(measure):
     assert all(step.positions >= COUNTING.supervised_tokens for step in steps)
 
 
+def test_what_is_known_already_is_not_corrected():
+    """Half of the first examples measure what the others teach; a gain of no token keeps the drafter as loaded."""
+    trainer = new_trainer(measure=greedy_agreement)
+    learned = [replace(COUNTING, offset=offset) for offset in range(4)]
+    assert update(trainer, learned).served, "it gains"
+    known = new_trainer(measure=lambda student, teacher: torch.ones(len(teacher.rest_N)))
+    step = update(known, learned)
+    assert (step.served, step.reason, known.version) == (False, "it changes nothing", 0)
+
+
 def test_scores_are_those_of_the_whole_model():
     """Held-out examples are read once; the score under later weights is what reading them again gives."""
     trainer = new_trainer()

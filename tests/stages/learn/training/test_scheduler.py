@@ -240,6 +240,21 @@ def paying(**changes: float) -> BreakEvenInterval:
     return interval
 
 
+def test_updates_that_gain_nothing_wait_until_they_cost_a_fiftieth():
+    """An update of 100 pieces costs 20 target passes: a fiftieth of those of 1,000 tokens, in rows of two of 2,000."""
+    for batch, enough in ((1, 1000), (2, 2000)):
+        interval = paying(batch=batch)
+        assert interval.is_due(0, 4), "nothing is known yet"
+        interval.observe_update(step_of(None, None, served=False), 40, 4)
+        assert interval.is_exploring
+        assert [interval.is_due(tokens, 100) for tokens in (enough - 1, enough)] == [False, True]
+        assert not interval.is_due(enough, 7), "and the interval is doubled"
+        interval.restart()
+        assert interval.is_due(0, 4), "after a drift the text is another one"
+        interval.observe_update(step_of(0.5, 0.6), 40, 4)
+        assert interval.is_due(0, 8)
+
+
 def test_the_benefit_of_an_update_is_counted_over_as_many_prompts_as_there_were():
     """Each would be worth 30 passes over 100 prompts; over 4, 12 and 28 it is worth 1.2, 3.6 and 8.4."""
     interval = paying()
