@@ -170,4 +170,4 @@ def read_weights(state: State) -> Weights:
 def read_sums(state: State) -> LeastSquaresSums | None:
     """Read the sums of the state of a `Distill`; None if it learned by gradient."""
     trainer = state["drafter"]["trainer"]
-    return LeastSquaresSums.from_tensors(trainer["states"], trainer["products"]) if "states" in trainer else None
+    return LeastSquaresSums.from_state(trainer["sums"]) if "sums" in trainer else None

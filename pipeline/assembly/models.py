@@ -120,10 +120,12 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements, trained=trained)
     if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
         merge_lora(drafter.model, str(folder / ADAPTER_FOLDER))
-    if learn.enabled and learn.trains_output_layer:
+    # A server that learns no more may serve what was learned before.
+    corrected = learn.trains_output_layer and (learn.enabled or config.serve.learn == "off")
+    if corrected:
         untie_output(drafter.model)
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
-    if learn.trains_output_layer if learn.enabled else (folder / STATES_FILE).is_file():
+    if corrected or (not learn.enabled and (folder / STATES_FILE).is_file()):
         targets = config.router.targets
         drafter.extra = TargetStates(targets, drafter.vocabulary_size, drafter.device)
         drafter.extra.load(folder)

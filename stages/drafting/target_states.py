@@ -64,7 +64,9 @@ class TargetStates(nn.Module):
         super().__init__()
         self.targets = tuple(targets)
         # one matrix (D, F) per target, in float32
-        self.weights = nn.ParameterList(torch.zeros(outputs, FEATURES, device=device) for _ in targets)
+        self.weights = nn.ParameterList(
+            torch.zeros(outputs, FEATURES, dtype=torch.float32, device=device) for _ in targets
+        )
         self._read: dict[str, tuple[int, bool]] = {}  # by target: torch's count of writes, and whether not all is 0
 
     def compute_logits(self, target: str, states_NS: Tensor) -> Tensor | None:

@@ -26,7 +26,7 @@ from faulty_runs import NOBODY, PROGRAM, SETTINGS
 from product import VARIABLE
 from typing_commands import FROZEN, PAIR, type_command
 
-LEARNING = ("learn.interval=1", "learn.spacing=fixed", "publish.interval=2")
+LEARNING = ("learn.method=gradient", "learn.interval=1", "learn.spacing=fixed", "publish.interval=2")
 CONSTANTS = {
     "gate_every": 3,
     "drift_threshold": 0.1,
@@ -36,8 +36,8 @@ CONSTANTS = {
 }
 # Of the unfinished run: examples fill most of its checkpoint.
 STORED = FAULTY | {"replay_prompts": 2, "gate_window": 2}
-CHOSEN = SETTINGS | {"draft.pause": "false", "publish.interval": 9, "threads": 1}
-KILLED_AT = 20  # blocks of three prompts
+CHOSEN = SETTINGS | {"learn.method": "gradient", "draft.pause": "false", "publish.interval": 9, "threads": 1}
+KILLED_AT = 24  # blocks of three prompts
 KILLED = f"""
 import sys
 from itertools import count

@@ -65,7 +65,8 @@ def drop_varying(event: Event) -> Event:
 
 def make_config(pair: TinyPair, **changes: Any) -> Config:
     """Make the settings of a run whose drafter learns at once."""
-    return config_of(pair, **{"learn__spacing": "fixed", "sampling__temperature": 1.0, **changes})
+    usual = {"learn__method": "gradient", "learn__spacing": "fixed", "sampling__temperature": 1.0}
+    return config_of(pair, **usual | changes)
 
 
 def run_local_learner(config: Config, folder: Path, count: int) -> RecordingLearner:

@@ -11,7 +11,7 @@ Shapes: N supervised positions, W hidden width, F features of a state, X feature
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -111,12 +111,25 @@ class LeastSquaresSums:
         self.states_WW *= factor
         self.products_WD *= factor
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the sums, of the pieces that have products: a part of the vocabulary."""
+        (pieces_C,) = self._seen_D.nonzero(as_tuple=True)
+        products_WC, outputs = self.products_WD[:, pieces_C].contiguous(), torch.tensor(len(self._seen_D))
+        return {"states": self.states_WW, "products": products_WC, "pieces": pieces_C, "outputs": outputs}
+
     @classmethod
-    def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
-        sums = cls(0, 0, states_WW.device)
-        sums.states_WW, sums.products_WD = states_WW.double().clone(), products_WD.double().clone()
-        sums._seen_D = products_WD.any(0)
+    def from_state(cls, state: Mapping[str, Tensor], device: torch.device | None = None) -> "LeastSquaresSums":
+        """Return the sums of such a state; on its device, where none is given."""
+        states_WW = state["states"].to(device)
+        sums = cls(len(states_WW), int(state["outputs"]), states_WW.device)
+        sums.add_sums(states_WW, state["products"].to(states_WW.device), state["pieces"].to(states_WW.device))
         return sums
+
+    def add_sums(self, states_WW: Tensor, products_WC: Tensor, pieces_C: Tensor) -> None:
+        """Add sums whose products are those of some pieces."""
+        self.states_WW += states_WW
+        self.products_WD.index_add_(1, pieces_C, products_WC)
+        self._seen_D[pieces_C] = True
 
     def solve(self, ridge: float = RIDGE) -> "Change":
         """Return the rows of the layer that gives the missing probabilities: none without positions."""
@@ -314,8 +327,7 @@ class OutputLayerTrainer(DrafterTrainer):
         """Write the sums to a version's folder. No update may be in progress."""
         learned = [(one.target, one.offset, weight) for one, weight in self._learned.items()]
         content = json.dumps({"measured": self._measured, "tokens": self._tokens, "learned": learned})
-        tensors = {"states": self._sums.states_WW, "products": self._sums.products_WD}
-        save_file(tensors, folder / SUMS_FILE, {"sums": content})
+        save_file(self._sums.state_dict(), folder / SUMS_FILE, {"sums": content})
 
     @torch.no_grad()
     def read_sums(self, folder: Path) -> None:
@@ -332,7 +344,7 @@ class OutputLayerTrainer(DrafterTrainer):
         try:
             with safe_open(path, framework="pt", device=str(self._loaded_DX.device)) as file:
                 content = json.loads((file.metadata() or {})["sums"])
-                sums = LeastSquaresSums.from_tensors(file.get_tensor("states"), file.get_tensor("products"))
+                sums = LeastSquaresSums.from_state({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
             weights = {(target, offset): weight for target, offset, weight in content["learned"]}
             measured, tokens = list(content["measured"]), content["tokens"]
         except (SafetensorError, KeyError, ValueError) as error:
@@ -480,8 +492,7 @@ class OutputLayerTrainer(DrafterTrainer):
     @override
     def state_dict(self) -> State:
         return super().state_dict() | {
-            "states": self._sums.states_WW,
-            "products": self._sums.products_WD,
+            "sums": self._sums.state_dict(),
             "measured": self._measured,
             "tokens": self._tokens,
             "learned": list(self._learned.items()),
@@ -491,7 +502,6 @@ class OutputLayerTrainer(DrafterTrainer):
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        device = self._loaded_DX.device
-        self._sums = LeastSquaresSums.from_tensors(state["states"].to(device), state["products"].to(device))
+        self._sums = LeastSquaresSums.from_state(state["sums"], self._loaded_DX.device)
         self._measured, self._tokens = list(state["measured"]), state["tokens"]
         self._learned = dict(map(tuple, state["learned"]))

@@ -100,7 +100,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_the_better_earlier_version_comes_back_bit_for_bit(tiny_pair: TinyPair, tmp_path: Path, lora: bool):
-    run = Run(tiny_pair, tmp_path, spoilt, learn__lora_rank=4 * lora, learn__rate=5e-3)
+    run = Run(tiny_pair, tmp_path, spoilt, learn__lora_rank=4 * lora, learn__rate=5e-3, learn__method="gradient")
     recalled = run.recalled
     assert recalled.version is not None
     assert recalled.acceptance_best > recalled.acceptance_present + 0.02

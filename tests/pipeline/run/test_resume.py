@@ -22,7 +22,7 @@ from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
-from stages.learn.training.closed_form import SUMS_FILE, OutputLayerTrainer
+from stages.learn.training.closed_form import SUMS_FILE, LeastSquaresSums, OutputLayerTrainer
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 
 PROMPTS = 14
@@ -183,8 +183,9 @@ def spoil(loop: Loop) -> Callable[[Event], None]:
             trainer.adopt([torch.randn(weight.shape, generator=generator) for weight in trainer.served.trained_weights])
         if isinstance(event, Recalled) and event.version is not None and isinstance(trainer, OutputLayerTrainer):
             with safe_open(dict(folder.folders)[event.version] / SUMS_FILE, framework="pt") as file:
-                assert torch.equal(trainer._sums.states_WW, file.get_tensor("states"))
-                assert torch.equal(trainer._sums.products_WD, file.get_tensor("products"))
+                kept = LeastSquaresSums.from_state({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            assert torch.equal(trainer._sums.states_WW, kept.states_WW)
+            assert torch.equal(trainer._sums.products_WD, kept.products_WD)
 
     return see
 
