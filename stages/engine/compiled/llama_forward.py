@@ -125,6 +125,8 @@ class _Buffers:
     def read_inputs(self, rows: int, product: PackedMatrix) -> Tensor:
         """Return a copy of the inputs of the last product, as it has read them (N, I)."""
         kind, groups = product.kind, rows * product.groups
+        if not rows:  # a part of a prompt that is read in several passes
+            return torch.zeros(0, product.groups * GROUP)
         if not kind.rounds:
             return self.inputs.view(-1)[: groups * GROUP].view(rows, -1).clone()
         size, _ = sizes_of_group(kind.input_bits)

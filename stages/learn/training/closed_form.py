@@ -479,11 +479,12 @@ class OutputLayerTrainer(DrafterTrainer):
         return found
 
     def _read_new(self, examples: Sequence[TrainingExample]) -> None:
-        for batch in self._batcher.make_batches([one for one in examples if one not in self._read]):
-            places, *_ = self._read_batch(batch)
-            for row, example in enumerate(batch.examples):
-                own = places.take((batch.rows_N == row) & batch.teacher.first_N)
-                forbidden_ND = batch.forbidden_BD[row].expand(len(own.features_NX), -1)  # one line for all
+        for example in [one for one in examples if one not in self._read]:
+            # Alone: a resumed run reads them again, and other neighbours would change the last digits.
+            for batch in self._batcher.make_batches([example]):
+                places, *_ = self._read_batch(batch)
+                own = places.take(batch.teacher.first_N)
+                forbidden_ND = batch.forbidden_BD[0].expand(len(own.features_NX), -1)  # one line for all
                 self._read[example] = replace(own, forbidden_ND=forbidden_ND)
             self._yield_cpu()
         for example in [one for one in self._read if one not in examples][: max(0, len(self._read) - self._most_read)]:

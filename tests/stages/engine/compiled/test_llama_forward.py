@@ -207,7 +207,9 @@ def test_hidden_states_are_the_inputs_of_the_output_layer(weights: str, error: f
     model = model_of(CONFIGS["llama3 positions"], weights, codes=4)
     row = row_of(TEXT[:1], remaining_tokens=99)
     model.admit(row, row.tokens)
-    _, hidden_NW = model.forward([row], [TEXT[:8]], [3], hidden=True)
+    logits_NV, none_NW = model.forward([row], [TEXT[:4]], [0], hidden=True)
+    assert (len(logits_NV), none_NW.shape[0]) == (0, 0), "a part of a prompt that is read in several passes"
+    _, hidden_NW = model.forward([row], [TEXT[4:8]], [3], hidden=True)
     with torch.no_grad():
         expected_TW = model.model.model(torch.tensor([TEXT[:8]])).last_hidden_state[0]
     assert torch.allclose(hidden_NW, expected_TW[-3:], atol=error)
