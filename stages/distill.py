@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
-from stages.learn.training.closed_form import LeastSquaresSums
 from stages.learn.training.head_trainer import HeadTrainer
+from stages.learn.training.least_squares_sums import LeastSquaresSums
 from stages.learn.training.scheduler import UpdateScheduler
 from stages.learn.training.weight_update import Weights
 from store.events import Updated

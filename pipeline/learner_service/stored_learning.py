@@ -18,7 +18,8 @@ from pipeline.run.replay import Replay
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.distill import read_sums
-from stages.learn.training.closed_form import LeastSquaresSums, OutputLayerTrainer
+from stages.learn.training.closed_form import OutputLayerTrainer
+from stages.learn.training.least_squares_sums import LeastSquaresSums
 from store.errors import RunError, UsageError
 from store.log.lock import RunLock
 from store.log.manifest import has_manifest

@@ -16,7 +16,7 @@ from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
 from stages.distill import read_sums, read_weights
-from stages.learn.training.closed_form import LeastSquaresSums
+from stages.learn.training.least_squares_sums import LeastSquaresSums
 from store.log.partitions import LEARNER, partition_folder
 
 LEARNING = {

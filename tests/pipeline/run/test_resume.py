@@ -22,7 +22,8 @@ from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
-from stages.learn.training.closed_form import SUMS_FILE, LeastSquaresSums, OutputLayerTrainer
+from stages.learn.training.closed_form import SUMS_FILE, OutputLayerTrainer
+from stages.learn.training.least_squares_sums import LeastSquaresSums
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 
 PROMPTS = 14

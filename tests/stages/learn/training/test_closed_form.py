@@ -16,14 +16,8 @@ from stages.drafting.target_states import SIZE, TargetStates
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.losses import expected_acceptance, greedy_agreement, trie_loss
-from stages.learn.training.closed_form import (
-    SMALLEST,
-    SUMS_FILE,
-    Change,
-    LeastSquaresSums,
-    OutputLayerTrainer,
-    untie_output,
-)
+from stages.learn.training.closed_form import SUMS_FILE, OutputLayerTrainer, untie_output
+from stages.learn.training.least_squares_sums import SMALLEST, Change, LeastSquaresSums
 from stages.learn.training.update import TrainingConfig
 from store.errors import CorruptError
 
@@ -45,7 +39,7 @@ def new_trainer(**changes: Any) -> OutputLayerTrainer:
 
 def whole(change: Change, outputs: int) -> torch.Tensor:
     """The change as a layer."""
-    return change.add_to_rows(torch.zeros(outputs, change.weights_CX.shape[1]), 1.0).double()
+    return change.add_to_rows(torch.zeros(outputs, change.weights_CW.shape[1]), 1.0).double()
 
 
 def test_an_untied_output_layer_has_the_same_weights_of_its_own():
