@@ -7,11 +7,7 @@ from store.events import BlockDone, DraftSource, Drifted, Event, Recalled, Updat
 
 
 class EventMetrics:
-    """Counters of events.
-
-    Args:
-        model: the target's name; a label of every metric, as in vLLM.
-    """
+    """Counters of events. The target's name is a label of every metric, as in vLLM."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model, self._registry = model, registry

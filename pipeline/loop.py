@@ -297,11 +297,7 @@ class Loop:
     def until_idle(
         self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool]
     ) -> Generator[Event, None, bool]:
-        """Run prompts until the stream ends and nothing is in flight, or until paused.
-
-        Returns:
-            whether it was paused.
-        """
+        """Run prompts until the stream ends and nothing is in flight, or until paused; return whether it was paused."""
         while True:
             yield from self._admit(prompts)
             if pause():

@@ -22,10 +22,8 @@ def cache_ngrams(cache: NgramCache, pieces: Spelling, emitted: Iterable[int]) ->
 
 
 class Translate(Stage[Draft, Proposal]):
-    """Drafts to proposals; between blocks, updates the cache of n-grams.
-
-    Args:
-        divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
+    """Drafts to proposals; between blocks, updates the cache of n-grams. `divide` divides pieces into tokens; by
+    default `parse`, which verification can follow exactly.
     """
 
     selection: Selection | None = None  # chooses what of greedy drafts is verified; None: all of it

@@ -54,10 +54,8 @@ def transform_logits(batch: Sequence[Proposal], logits_NV: Tensor, starts: Seque
     """Return the logits after the transforms of each row, computed in `dtype`.
 
     A place has the row's emitted tokens and the proposed ones before it as history, so that its distribution is the one
-    that plain decoding would draw from there. The logits themselves are returned if no row has a transform.
-
-    Args:
-        logits_NV: the target's logits, rows joined: after the text, then after each verifiable token.
+    that plain decoding would draw from there. The logits themselves are returned if no row has a transform. The
+    target's logits are those after the text and after each verifiable token, rows joined.
     """
     if not any(proposal.draft.row.transforms for proposal in batch):
         return logits_NV
@@ -214,9 +212,7 @@ class Verify(Stage[Proposal, Verdict]):
     @override
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
         """Test each proposal and append what is emitted to its row. A row whose prompt is being read emits nothing.
-
-        Raises:
-            ModelError: the target's logits are not finite.
+        Raises `ModelError` if the target's logits are not finite.
         """
         if not batch:
             return []
@@ -298,11 +294,9 @@ class Verify(Stage[Proposal, Verdict]):
         return truncate(decisions, row.remaining_tokens, row.find_ends(self._eos_ids), row.stop_strings)
 
     def _target_logits(self, batch: Sequence[Proposal], ready: Sequence[Proposal]) -> tuple[Tensor, Tensor, list[int]]:
-        """Compute a pass over the whole batch, which also reads of the prompts of the rows that are not ready.
-
-        Returns:
-            of the ready rows: the logits at every verifiable token and after the last, rows joined, the hidden states
-            there if they are projected (the logits again if not), and the start of each row.
+        """Compute a pass over the whole batch, which also reads of the prompts of the rows that are not ready. Returns
+        of the ready rows the logits at every verifiable token and after the last, rows joined, the hidden states there
+        if they are projected (the logits again if not), and the start of each row.
         """
         prompts = self.reader.next_tokens() if self.reader else {}
         fed = [self._new_tokens(proposal, prompts) for proposal in batch]

@@ -27,10 +27,8 @@ async def read_json_body(
     seconds: float,
     on_part: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """Read the parts of a JSON body of at most so many bytes; `on_part` is called with the size of each.
-
-    Raises:
-        BodyError: its header names no JSON, or it is too long or too slow.
+    """Read the parts of a JSON body of at most so many bytes; `on_part` is called with the size of each. Raises
+    `BodyError` if its header names no JSON, or it is too long or too slow.
     """
     # A page of another site can send all types but JSON without a preflight request.
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -88,11 +88,8 @@ class Logs:
     def read(self, names: Sequence[str], question: Callable[[LogReader], Answer]) -> Answer:
         """Result of `question` on a snapshot of the last commits of the named runs.
 
-        If compaction replaces parts during the query, it runs once more on a new snapshot.
-
-        Raises:
-            BusyError: `MOST_WAITING` queries wait already.
-            UsageError: an earlier query did not end within `TURN_TIMEOUT`.
+        If compaction replaces parts during the query, it runs once more on a new snapshot. Raises `BusyError` if
+        `MOST_WAITING` queries wait already, and `UsageError` if an earlier query did not end within `TURN_TIMEOUT`.
         """
         with self._turn():
             stamp = self.stamp(names)

@@ -70,10 +70,8 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     `_high` are the ends of intervals of 95% over prompts. `under_sampling` is a bound of the acceptance to expect at
     temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one; `upon_docs` and
     `upon_code` are the acceptance on each kind of prompt. (MLflow sorts names: what is read first comes first.) Draws
-    no random numbers, and leaves rows, kernels and costs of the run alone.
-
-    Args:
-        costs: of passes in earlier runs, in seconds; without them no tokens per second are given.
+    no random numbers, and leaves rows, kernels and costs of the run alone. `costs` are those of passes in earlier runs,
+    in seconds; without them no tokens per second are given.
     """
     return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))
 

@@ -96,10 +96,8 @@ class ArmComparison:
 
 
 def compare_arms(config: Config, rounds: int, limit: int, report: Callable[[str], None]) -> ArmComparison:
-    """Load the models and measure all arms on up to `limit` prompts, in `rounds` rounds, or in one per prompt.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C before all arms have finished a round. Later, only finished rounds count.
+    """Load the models and measure all arms on up to `limit` prompts, in `rounds` rounds, or in one per prompt. Raises
+    `KeyboardInterrupt` on Ctrl-C before all arms have finished a round. Later, only finished rounds count.
     """
     if len(config.targets) > 1 or config.swaps:
         raise UsageError(f"the comparison must have one target, got {', '.join(config.targets)}; run it for each")
@@ -138,10 +136,8 @@ def _list_disturbances(machine: Mapping[str, Any]) -> list[str]:
 def choose_prompts(
     events: Iterable[object], admit: Callable[[PromptReceived], object], warm_up: int, limit: int
 ) -> tuple[list[PromptReceived], list[PromptReceived], int]:
-    """Take the first prompts that fit the models: some to warm up, then those that are timed.
-
-    Returns:
-        both, and the number of rows that were left out. Of few prompts one warms up, so that the others are timed.
+    """Take the first prompts that fit the models: some to warm up, then those that are timed. Returns both, and the
+    number of rows that were left out. Of few prompts one warms up, so that the others are timed.
     """
     chosen: list[PromptReceived] = []
     rejected = 0

@@ -125,13 +125,8 @@ class Dispatcher:
         should_pause: Callable[[], bool],
     ) -> None:
         """Decode the rest of the stream. When it returns at its end, all workers have committed and ended.
-
-        Args:
-            should_pause: called at least every `WAIT` seconds; if it returns true, the stream is left as it is.
-
-        Raises:
-            SourceError: a source broke off.
-            RunError: too many workers crash in a row, or workers have different models.
+        `should_pause` is called at least every `WAIT` seconds; if it returns true, the stream is left as it is. Raises
+        `SourceError` if a source broke off, and `RunError` if too many workers crash in a row or have different models.
         """
         while not should_pause():
             self._read_prompts(events)

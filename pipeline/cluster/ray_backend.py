@@ -26,10 +26,8 @@ CONNECT_SECONDS = 5.0  # timeout of a connection to the cluster
 
 @contextmanager
 def connect_to_ray(address: str) -> Iterator[None]:
-    """Connect to a Ray cluster while the block runs.
-
-    Args:
-        address: `local` for one that runs as long as this run, `auto` for that of this machine, HOST:PORT of another.
+    """Connect to a Ray cluster while the block runs. Its address is `local` for one that runs as long as this run,
+    `auto` for that of this machine, HOST:PORT of another.
     """
     where: dict[str, Any] = {"address": address}
     if address == LOCAL:

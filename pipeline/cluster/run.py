@@ -50,10 +50,8 @@ NOTHING_DONE: State = {"position": (0, ""), "open": (), "models": None, "seconds
 
 
 class ClusterReplay:
-    """A run of several workers that is ready to start or to resume. Arguments and errors as `Replay`, and:
-
-    Args:
-        address: of a Ray cluster, as in `connect_to_ray`.
+    """A run of several workers that is ready to start or to resume. Arguments and errors as `Replay`, and: The address
+    is that of a Ray cluster, as in `connect_to_ray`.
     """
 
     def __init__(

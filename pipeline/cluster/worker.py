@@ -170,16 +170,14 @@ class DecodeWorker:
         *,
         more: bool,
     ) -> tuple[WorkerReport, list[CompletedPrompt]]:
-        """Take prompts and weights, and decode for a while.
+        """Take prompts and weights, and decode for a while. Returns a report on the prompts, and the completed prompts
+        with their training examples.
 
         Args:
             prompts: to decode after those that it has.
             weights: put into service before the next block; None if there are no new ones.
             memory: what the memories of other workers learned.
             more: whether more prompts wait; it then returns as soon as the batch has space.
-
-        Returns:
-            a report on the prompts, and the completed prompts with their training examples.
         """
         self._prompts.waiting.extend(prompts)
         if weights:

@@ -19,10 +19,8 @@ class TargetRouter:
 
     @classmethod
     def parse(cls, targets: tuple[str, ...], swaps: tuple[str, ...]) -> "TargetRouter":
-        """Make the router of the settings `targets` and `swaps`.
-
-        Raises:
-            ConfigError: a target has no name or is named twice, or a swap is not 'OFFSET=TARGET' with rising offsets.
+        """Make the router of the settings `targets` and `swaps`. Raises `ConfigError` if a target has no name or is
+        named twice, or a swap is not 'OFFSET=TARGET' with rising offsets.
         """
         if not all(targets):
             raise ConfigError("every target must have a name, got an empty text; see --target")

@@ -118,10 +118,8 @@ class Config(Section):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
-        """The configuration with nested `values` over the defaults.
-
-        Raises:
-            ConfigError: lists all mistakes, one sentence each: unknown keys, wrong types, values outside their range.
+        """The configuration with nested `values` over the defaults. Raises `ConfigError`, which lists all mistakes, one
+        sentence each: unknown keys, wrong types, values outside their range.
         """
         try:
             return cls.model_validate(values)

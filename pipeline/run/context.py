@@ -77,10 +77,8 @@ class RunContext:
 
     @contextmanager
     def open(self, settings: str | None = None) -> Iterator[None]:
-        """Hold the lock and an open log. On exit a log that is still open is closed at its last commit.
-
-        Args:
-            settings: as JSON, written to the run's folder; None for a partition, which has none of its own.
+        """Hold the lock and an open log. On exit a log that is still open is closed at its last commit. The settings,
+        as JSON, are written to the run's folder; None for a partition, which has none of its own.
         """
         with self._lock:
             if settings is None:

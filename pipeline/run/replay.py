@@ -56,15 +56,10 @@ class Replay:
         return total(self._sources)
 
     def run(self, display: Display) -> dict[str, Any]:
-        """Replay the rest of the stream, or until a signal.
-
-        Returns:
-            the summary, which is also in the run's folder, with `stopped`: whether the run can be resumed, and
-            `commits`: what they cost.
-
-        Raises:
-            SourceError: a source broke off, or is not the one that the run began with; what was done is committed.
-            OmnidraftError: the folder cannot be written any more; the last commit is intact.
+        """Replay the rest of the stream, or until a signal. Returns the summary, which is also in the run's folder,
+        with `stopped`: whether the run can be resumed, and `commits`: what they cost. Raises `SourceError` if a source
+        broke off, or is not the one that the run began with (what was done is committed), and `OmnidraftError` if the
+        folder cannot be written any more (the last commit is intact).
         """
         folder = self._run.folder
         try:
@@ -85,13 +80,8 @@ class Replay:
         return summary
 
     def edit_learners(self, edit: Callable[[LocalLearner], int], display: Display) -> int:
-        """Change what was learned in a run that resumes, and commit it. No prompt is replayed.
-
-        Args:
-            edit: changes the learner of a target, and returns a count.
-
-        Returns:
-            the sum of the counts.
+        """Change what was learned in a run that resumes, and commit it. No prompt is replayed. `edit` changes the
+        learner of a target and returns a count. Returns the sum of the counts.
         """
         with self._run.open(self.config.to_json()):
             with stop_on_signals() as stop:

@@ -93,11 +93,7 @@ class _PromptFeed:
 
 
 class LoopInRounds:
-    """The loop of one target, kept running between rounds.
-
-    Args:
-        models: the target and the drafter; nothing else uses them while a round runs.
-    """
+    """The loop of one target, kept running between rounds. Nothing else uses the models while a round runs."""
 
     def __init__(
         self, models: Models, config: Config, folder: Path, keep: Callable[[Loop], Records] = lambda loop: Records()

@@ -129,10 +129,8 @@ class Engine(Protocol):
     def vocabulary_size(self) -> int: ...
 
     def encode(self, text: str) -> EncodedPrompt:
-        """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop.
-
-        Raises:
-            UnfitPromptError: it has no token at all, or more than the models' contexts hold.
+        """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop. Raises
+        `UnfitPromptError` if it has no token at all, or more than the models' contexts hold.
         """
         ...
 
@@ -141,18 +139,14 @@ class Engine(Protocol):
     ) -> EncodedPrompt:
         """Tokenise a conversation, each message with `role` and `content` (texts), by the target's chat template.
 
-        Messages may also have `tool_calls` and `tool_call_id`; these and the tools are as templates expect them.
-
-        Raises:
-            UnfitPromptError: as `encode`, or the template cannot render it.
+        Messages may also have `tool_calls` and `tool_call_id`; these and the tools are as templates expect them. Raises
+        `UnfitPromptError` as `encode`, and if the template cannot render it.
         """
         ...
 
     def compile_grammar(self, source: GrammarSource) -> None:
-        """Compile the grammar of a request that follows. Takes up to a second: call it off the event loop.
-
-        Raises:
-            ConfigError: it is not valid, or cannot be used.
+        """Compile the grammar of a request that follows. Takes up to a second: call it off the event loop. Raises
+        `ConfigError` if it is not valid, or cannot be used.
         """
         ...
 
@@ -161,13 +155,9 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
-        """Queue a request. The listener receives all its chunks; the last one has a finish.
-
-        Returns:
-            a function that cancels the request and frees its place within one block; harmless after the finish.
-
-        Raises:
-            BusyError: the queue is full, or the server is shutting down.
+        """Queue a request. The listener receives all its chunks; the last one has a finish. Returns a function that
+        cancels the request and frees its place within one block; harmless after the finish. Raises `BusyError` if the
+        queue is full, or the server is shutting down.
         """
         ...
 

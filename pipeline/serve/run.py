@@ -63,10 +63,8 @@ def make_conversation(settings: SourceSettings, models: Models) -> Conversation:
 
 
 def derive_serving_config(config: Config) -> Config:
-    """Return the settings that a server uses: nothing learns if `serve.learn` is off.
-
-    Raises:
-        UsageError: there are several targets.
+    """Return the settings that a server uses: nothing learns if `serve.learn` is off. Raises `UsageError` if there are
+    several targets.
     """
     if len(config.targets) != 1 or config.swaps:
         raise UsageError(f"a server serves one target, got {', '.join((*config.targets, *config.swaps))}")

@@ -73,14 +73,11 @@ class HubRows(Rows):
 class RayRows(Rows):
     """Rows of Parquet or JSON lines files, read by Ray's workers in the order of the file names.
 
-    Ray prefetches until its object store is full, then waits. The line is the row's number in all files
-    together, blank lines not counted. Ray is needed when the rows are read: the cluster that the process has
-    joined, else the one that RAY_ADDRESS names, else one that is started for this process. Its workers must be
-    able to import this package and to read the files at the same path.
-
-    Args:
-        spec: `ray:` and a file, a folder, or files of a folder as `FOLDER/*.parquet`; a path of this machine,
-            or a URI that pyarrow knows, such as `s3://bucket/prompts?region=eu-central-1`.
+    Ray prefetches until its object store is full, then waits. The line is the row's number in all files together, blank
+    lines not counted. Ray is needed when the rows are read: the cluster that the process has joined, else the one that
+    RAY_ADDRESS names, else one that is started for this process. Its workers must be able to import this package and to
+    read the files at the same path. `spec` is `ray:` and a file, a folder, or files of a folder as `FOLDER/*.parquet`:
+    a path of this machine, or a URI that pyarrow knows, such as `s3://bucket/prompts?region=eu-central-1`.
     """
 
     def __init__(self, spec: str) -> None:

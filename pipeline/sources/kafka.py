@@ -22,13 +22,11 @@ PREFETCH_KILOBYTES = 16_384
 class KafkaRows(Rows):
     """Messages of one partition, from the oldest to the newest at the time when the source is opened.
 
-    Messages have a fixed order only within a partition; each partition of a topic is a source of
-    its own. A message is a JSON object, or with `values=text` a prompt. Its line is its offset in the partition
-    plus one. With `follow=true` reading continues with new messages and never ends. Nothing is stored with the broker:
-    a resumed run reads the partition from its oldest message again, so messages that were read must not be deleted.
-
-    Args:
-        spec: of the form `FORM`. A topic of one partition needs no number.
+    Messages have a fixed order only within a partition; each partition of a topic is a source of its own. A message is
+    a JSON object, or with `values=text` a prompt. Its line is its offset in the partition plus one. With `follow=true`
+    reading continues with new messages and never ends. Nothing is stored with the broker: a resumed run reads the
+    partition from its oldest message again, so messages that were read must not be deleted. `spec` has the form `FORM`;
+    a topic of one partition needs no number.
     """
 
     columns = None

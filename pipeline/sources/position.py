@@ -42,10 +42,8 @@ class SourcePosition:
             pass
 
     def reread(self, saved: tuple[int, str]) -> Iterator[PromptReceived | PromptRejected]:
-        """Yield the events up to a saved position.
-
-        Raises:
-            SourceError: after the last event, if the events differ from those of the saved position.
+        """Yield the events up to a saved position. Raises `SourceError` after the last event, if the events differ from
+        those of the saved position.
         """
         taken, digest = saved
         while self._taken < taken and (event := next(self, None)) is not None:

@@ -51,10 +51,8 @@ class Source:
         """Yield every row as an event, accepted prompts numbered from `offset` on without gaps.
 
         Called at most once: standard input cannot be rewound. A row that cannot be a prompt is a PromptRejected; rows
-        that the settings exclude, and blank lines, are skipped. Prompt ids may repeat.
-
-        Raises:
-            SourceError: the source breaks off. A bad row never raises.
+        that the settings exclude, and blank lines, are skipped. Prompt ids may repeat. Raises `SourceError` if the
+        source breaks off. A bad row never raises.
         """
         end = None if self.limit is None else offset + self.limit
         try:

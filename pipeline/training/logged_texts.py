@@ -51,10 +51,8 @@ class RunTexts:
 
 
 def read_run_texts(folder: Path, newest: int | None = None) -> RunTexts:
-    """Read the completed prompts of a run; requests that were cancelled, and prompts without text, are left out.
-
-    Args:
-        newest: number of the newest prompts to read; None for all.
+    """Read the completed prompts of a run; requests that were cancelled, and prompts without text, are left out. Only
+    the `newest` prompts are read, all if it is None.
     """
     with LogReader([folder]) as log:
         rows = log.select(_TEXTS.format(newest=f"DESC LIMIT {newest}" if newest else "")).to_pylist()
@@ -89,10 +87,8 @@ class TextEncoder:
         self.left_out: Counter[str] = Counter()  # number of texts by the reason for which they were left out
 
     def encode_run(self, texts: RunTexts, config: Config) -> Iterator[CompletedText]:
-        """Yield the texts of a run; their offsets are those in the run.
-
-        Args:
-            config: of the run, which determines how its prompts were put into a chat template.
+        """Yield the texts of a run; their offsets are those in the run. The run's configuration determines how its
+        prompts were put into a chat template.
         """
         chat = {"source.chat": False} if texts.served else {}
         own = config.with_overrides({"targets": (self._models.name,), "swaps": (), **chat})

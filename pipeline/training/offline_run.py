@@ -238,11 +238,8 @@ class LogTraining:
 
 
 def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[CompletedText], int, Mapping[str, int]]:
-    """Put the texts of runs into a target's tokens.
-
-    Returns:
-        the texts, numbered from 0, those of replays first; the number of those of replays; and the number of texts that
-        were left out, by reason.
+    """Put the texts of runs into a target's tokens. Returns the texts, numbered from 0, those of replays first; the
+    number of those of replays; and the number of texts that were left out, by reason.
     """
     encoder, texts, shared = TextEncoder(models), list[CompletedText](), 0
     for run in sorted(runs, key=lambda run: run.served):

@@ -26,10 +26,8 @@ TRIAL_INTERVAL = 8  # passes; one of so many is without drafts until the cost of
 
 
 class PlainTrials(Exploration):
-    """Decides that a pass has no drafts, where the cost of such a pass is not measured yet.
-
-    Args:
-        costs: measured ones; None for given costs, which need no trials.
+    """Decides that a pass has no drafts, where the cost of such a pass is not measured yet. Given costs, which need no
+    trials, are None here.
     """
 
     def __init__(self, costs: PassCosts | None) -> None:

@@ -60,11 +60,9 @@ def check_version(version: str) -> None:
 class OmnidraftProposer:
     """omnidraft's drafts for vLLM.
 
-    An error of the plugin never ends the engine: it is logged once, and nothing is drafted from then on.
-
-    Raises:
-        UsageError: the version of vLLM is not a tested one.
-        ConfigError: the settings are refused (see `read_settings`).
+    An error of the plugin never ends the engine: it is logged once, and nothing is drafted from then on. Raises
+    `UsageError` if the version of vLLM is not a tested one, and `ConfigError` if the settings are refused (see
+    `read_settings`).
     """
 
     def __init__(self, vllm_config: Any) -> None:

@@ -45,10 +45,8 @@ def wrap_runner() -> None:
 
 
 def read_requests(runner: Any, rows: int, longest: int) -> BatchRequests:
-    """Return the requests of vLLM's `GPUModelRunner`, whose batch has this many rows.
-
-    Raises:
-        AttributeError, KeyError, TypeError: it is not as that of the tested versions.
+    """Return the requests of vLLM's `GPUModelRunner`, whose batch has this many rows. Raises `AttributeError`,
+    `KeyError` or `TypeError` if it is not as that of the tested versions.
     """
     states, names = runner.requests, runner.input_batch.req_ids
     if len(names) != rows:

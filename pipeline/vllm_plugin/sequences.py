@@ -91,14 +91,9 @@ class SequenceTable:
     def recognise(
         self, rows: Sequence[EngineRow], waiting: Collection[str] = ()
     ) -> tuple[list[Recognised | None], list[Departed]]:
-        """Return the sequence of each row, and the sequences that have ended.
-
-        Args:
-            waiting: ids of requests that have not ended, whether they are in the batch or were preempted.
-
-        Returns:
-            per row its sequence, None for a row that emitted nothing; and the sequences without a row that do not wait:
-            finished or aborted.
+        """Return the sequence of each row, and the sequences that have ended. `waiting` are the ids of requests that
+        have not ended, whether they are in the batch or were preempted. Returns per row its sequence, None for a row
+        that emitted nothing; and the sequences without a row that do not wait: finished or aborted.
         """
         before = {known.request.name: known for known in self._known}
         found: list[Recognised | None] = []

@@ -54,12 +54,9 @@ class RarelyChanged:
 
 
 class Snapshot:
-    """A copy of a state, to be encoded later.
-
-    Raises:
-        ValueError: it contains a private row, or one with stop strings or other wishes of a request, which ends with
-            the process that answers it.
-        TypeError: it contains a value that cannot be stored.
+    """A copy of a state, to be encoded later. Raises `ValueError` if it contains a private row, or one with stop
+    strings or other wishes of a request, which ends with the process that answers it, and `TypeError` if it contains a
+    value that cannot be stored.
     """
 
     def __init__(self, state: State, weights_before: Sequence[Tensor] = ()) -> None:
@@ -146,10 +143,8 @@ class Snapshot:
 
 
 def read_snapshot(files: Mapping[str, bytes]) -> State:
-    """Read the files of a `Snapshot`. Returns its state; a leaf is the same object wherever it is.
-
-    Raises:
-        CorruptError: the files are of another format or cannot be read.
+    """Read the files of a `Snapshot`. Returns its state; a leaf is the same object wherever it is. Raises
+    `CorruptError` if the files are of another format or cannot be read.
     """
     try:
         value, tensors = json.loads(files[STATE]), load(files[TENSORS])
@@ -165,11 +160,7 @@ def read_snapshot(files: Mapping[str, bytes]) -> State:
 
 
 def load_state(owner: Any, state: State) -> None:
-    """Let an object continue from its state.
-
-    Raises:
-        CorruptError: the state is not one of such an object.
-    """
+    """Let an object continue from its state. Raises `CorruptError` if the state is not one of such an object."""
     try:
         owner.load_state_dict(state)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

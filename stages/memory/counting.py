@@ -62,10 +62,7 @@ def find_contexts(table: TableArrays, suffix: Tokens, order: int, first: Hash) -
     shorter by a token, -1 for none.
 
     Contexts are tried from the shortest on and the first unknown one ends the search: whatever follows a long context
-    was counted after its suffixes too.
-
-    Args:
-        first: hash of no token in the scope.
+    was counted after its suffixes too. `first` is the hash of no token in the scope.
     """
     known, longest, second, value = 0, -1, -1, first
     for number in range(min(len(suffix), order)):
@@ -88,7 +85,8 @@ def learn(
     clock: int,
     most: int,
 ) -> tuple[int, int]:
-    """Count every token from `begin` on after its contexts, until more contexts than so many were added.
+    """Count every token from `begin` on after its contexts, until more contexts than so many were added. Returns the
+    index of the first token that was not counted, and the number of contexts that were added.
 
     Args:
         text: a text; contexts reach back before `begin`.
@@ -96,9 +94,6 @@ def learn(
         first: hash of no token in the scope.
         clock: number of the text, as the stamp of what is counted.
         most: new contexts beyond which the table is to grow before the next token.
-
-    Returns:
-        the index of the first token that was not counted, and the number of contexts that were added.
     """
     added = np.int64(0)
     for place in range(begin, len(text)):

@@ -213,10 +213,8 @@ MEMORY_FILE = "memory.safetensors"
 def write_memory(path: Path, memory: TextMemory, vocabularies: str) -> None:
     """Write a memory with its chances to a version's folder. Writes nothing for one without a table.
 
-    `vocabularies` is the digest of the target's and the drafter's, without which token ids mean nothing.
-
-    Raises:
-        OSError: the file cannot be written.
+    `vocabularies` is the digest of the target's and the drafter's, without which token ids mean nothing. Raises
+    `OSError` if the file cannot be written.
     """
     if memory.table is None:
         return
@@ -241,13 +239,9 @@ def _read(path: Path) -> tuple[str, State, list[list[float]]]:
 
 
 def read_memory(path: Path, memory: TextMemory, vocabularies: str) -> bool:
-    """Replace a memory by that of a file; of a larger one, what does not fit into the budget is evicted.
-
-    Returns:
-        whether the memory was read: not if it has no table, or if the file is of other vocabularies.
-
-    Raises:
-        CorruptError: the file is not one of a memory.
+    """Replace a memory by that of a file; of a larger one, what does not fit into the budget is evicted. Returns
+    whether the memory was read: not if it has no table, or if the file is of other vocabularies. Raises `CorruptError`
+    if the file is not one of a memory.
     """
     of_vocabularies, table, cells = _read(path)
     if memory.table is None or of_vocabularies != vocabularies:

@@ -35,10 +35,8 @@ class NgramCache:
     """The active n-grams of one trie within a budget in bytes.
 
     Entries change only in `observe`, `fill` and `load_state_dict`. They are called between blocks, so that no draft in
-    flight refers to an evicted n-gram.
-
-    Args:
-        policy: a name of `RANKS`; also "unbounded", without a budget, and "off", with one of 0.
+    flight refers to an evicted n-gram. The policy is a name of `RANKS`; also "unbounded", without a budget, and "off",
+    with one of 0.
     """
 
     def __init__(self, trie: Trie, budget_bytes: float, policy: str = "lfu") -> None:

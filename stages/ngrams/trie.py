@@ -153,10 +153,8 @@ class Trie:
 def build_direct_trie(
     pieces: Sequence[Pieces | None], target_size: int, drafter_size: int, device: torch.device | str = "cpu"
 ) -> Trie:
-    """Make a trie of the target tokens that are one piece.
-
-    Args:
-        target_size, drafter_size: widths of the models' output layers, or sizes of the tokenizers without models.
+    """Make a trie of the target tokens that are one piece. The sizes are the widths of the models' output layers, or
+    those of the tokenizers without models.
     """
     trie = Trie(target_size, drafter_size, device)
     trie.insert_all((cut, token) for token, cut in enumerate(pieces) if cut and len(cut) == 1)

@@ -57,7 +57,8 @@ class _Store:
 
 
 class PrefixCache:
-    """Blocks of keys and values, each found by the block before it and by its tokens.
+    """Blocks of keys and values, each found by the block before it and by its tokens. If `shared`, rows of all scopes
+    have the same blocks.
 
     >>> cache = PrefixCache(budget_bytes=1 << 10, block=2)
     >>> keys = [torch.arange(5.0)[:, None]]  # one layer, five tokens, width 1
@@ -66,9 +67,6 @@ class PrefixCache:
     [[0.0, 1.0]]
     >>> cache.find(1, [7, 8, 9, 7]), cache.bytes
     ([], 16)
-
-    Args:
-        shared: whether rows of all scopes have the same blocks.
     """
 
     def __init__(self, budget_bytes: int, block: int, *, shared: bool = False) -> None:
@@ -99,10 +97,8 @@ class PrefixCache:
         return [block.tensors for block in found.values()]
 
     def keep(self, scope: int, tokens: Sequence[int], kept: Sequence[Tensor]) -> None:
-        """Copy the whole blocks of a text that are not known yet, as long as others can be evicted for them.
-
-        Args:
-            kept: its keys and values, as `Forward.read_cache` returns them: tokens are the last dimension but one.
+        """Copy the whole blocks of a text that are not known yet, as long as others can be evicted for them. `kept` are
+        its keys and values, as `Forward.read_cache` returns them: tokens are the last dimension but one.
         """
         store = self._store
         chain: dict[Key, _Block] = {}

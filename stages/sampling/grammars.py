@@ -50,13 +50,11 @@ class GrammarSource:
     @classmethod
     def from_response_format(cls, value: Mapping[str, Any]) -> "GrammarSource | None":
         """Read the parameter `response_format` of OpenAI's interface, extended by `grammar`. None for plain text.
+        Raises `ConfigError` if it has another form.
 
         >>> GrammarSource.from_response_format({"type": "json_object"})
         GrammarSource(kind='json_schema', text='{"type": "object"}')
         >>> GrammarSource.from_response_format({"type": "text"})
-
-        Raises:
-            ConfigError: it has another form.
         """
         kind, body = value.get("type"), {name: inner for name, inner in value.items() if name != "type"}
         match kind, body:
@@ -146,11 +144,8 @@ class GrammarCompiler:
         self._tokenizer: Any = None
 
     def compile(self, source: GrammarSource) -> Grammar:
-        """Compile a grammar. Takes milliseconds, up to a second for a large one.
-
-        Raises:
-            ConfigError: the grammar is not valid or too complex, the target has no end of sequence, or the package is
-                not installed.
+        """Compile a grammar. Takes milliseconds, up to a second for a large one. Raises `ConfigError` if the grammar is
+        not valid or too complex, the target has no end of sequence, or the package is not installed.
         """
         try:
             import llguidance

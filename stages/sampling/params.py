@@ -20,9 +20,7 @@ class SamplingParams:
     """The parameters of one completion, named as in vLLM. Temperature 0 is greedy decoding, as the limit.
 
     A batch holds the rows of many users: values out of range are rejected here, before they reach a forward pass.
-
-    Raises:
-        ConfigError: a value is out of range, or not a number.
+    Raises `ConfigError` if a value is out of range, or not a number.
     """
 
     temperature: float = 0.0  # below `GREEDY_BELOW` as 0

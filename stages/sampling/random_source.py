@@ -42,10 +42,8 @@ class RandomSource(Protocol):
 class SeededRandomSource(RandomSource):
     """Numbers that depend on the run's seed and the prompt's stream offset alone.
 
-    So the result for a prompt depends neither on its batch nor on the point at which a run is resumed.
-
-    Args:
-        drawn: how many numbers were drawn before.
+    So the result for a prompt depends neither on its batch nor on the point at which a run is resumed. `drawn` is how
+    many numbers were drawn before.
     """
 
     def __init__(self, seed: int, offset: int, drawn: int = 0) -> None:

@@ -10,11 +10,9 @@ Parse = Callable[[Trie, Sequence[int]], tuple[ProposedToken, ...]]
 
 
 def _follow(node: Node, pieces: Sequence[int], start: int, tests: list[Test]) -> tuple[Node, int, bool]:
-    """Descend from `node` while the next piece is a child. Appends the tests of the path.
-
-    Returns:
-        the node where the token stops, the index of the first piece after it, and whether that piece was read: then it
-        decided for STOP, and begins the next token under a distribution without the node's children.
+    """Descend from `node` while the next piece is a child. Appends the tests of the path. Returns the node where the
+    token stops, the index of the first piece after it, and whether that piece was read: then it decided for STOP, and
+    begins the next token under a distribution without the node's children.
     """
     while node.children:
         if start == len(pieces):

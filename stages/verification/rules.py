@@ -27,11 +27,8 @@ class Rule(Protocol):
     """Tests a proposal against the target's distribution. Pure: reads the trie as it was during translation."""
 
     def levels(self, batch: Sequence[Proposal], target_probs_NV: Tensor, starts: Sequence[int]) -> list[list[Levels]]:
-        """Return per row and proposed token the two probabilities of each level.
-
-        Args:
-            target_probs_NV: the target's distributions, rows joined; row i has those from `starts[i]`, one per proposed
-                token.
+        """Return per row and proposed token the two probabilities of each level. The target's distributions of all rows
+        are joined; row i has those from `starts[i]`, one per proposed token.
         """
         ...
 
@@ -106,6 +103,7 @@ class TrieRule(Rule):
     The pieces are 0 "snow", 1 "ball", 2 "the"; the target tokens are 0 "snow", 1 "snowball" (pieces 0, 1), 2 "the". The
     draft is "snow", "ball", which is the token "snowball" with two levels. Level 1 compares "begins with snow": the
     drafter gives 0.75, the target 0.25 + 0.25. Level 2 compares "ball" with stopping after "snow": 0.75 and 0.25 / 0.5.
+    The drafter's distributions in the test are `sampled_probs`, or `one_hot_probs` for mode `match`.
 
     >>> trie = Trie(target_size=3, drafter_size=3)
     >>> trie.insert_all([((0,), 0), ((0, 1), 1), ((2,), 2)])
@@ -129,10 +127,6 @@ class TrieRule(Rule):
 
     >>> TrieRule(trie, one_hot_probs).levels([proposal], target_probs_NV, starts=[0])
     [[((1.0, 1.0), (0.5, 0.5))]]
-
-    Args:
-        draft_distributions: the drafter's distributions in the test: `sampled_probs`, or `one_hot_probs` for mode
-            `match`.
     """
 
     def __init__(self, trie: Trie, draft_distributions: Callable[[Draft], Tensor] = sampled_probs) -> None:

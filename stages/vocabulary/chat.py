@@ -31,13 +31,9 @@ Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer, prepared once and applied to every conversation.
-
-    Args:
-        template: Jinja text to use instead of the tokenizer's own.
-
-    Raises:
-        ConfigError: there is no template, it cannot be rendered, or it does not show a user's message once.
+    """The chat template of one tokenizer, prepared once and applied to every conversation. A given Jinja text is used
+    instead of the tokenizer's own. Raises `ConfigError` if there is no template, it cannot be rendered, or it does not
+    show a user's message once.
     """
 
     def __init__(self, vocabulary: Vocabulary, template: str | None = None) -> None:
@@ -64,13 +60,9 @@ class ChatTemplate:
     def segments(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Segment]:
         """Render a conversation with a generation prompt and split it at the template's special tokens.
 
-        The names of special tokens in the conversation are placeholders while the template is rendered.
-
-        Args:
-            messages: the conversation, each with a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored.
-
-        Raises:
-            ConfigError: the template rejects these messages, or cannot take tools.
+        The names of special tokens in the conversation are placeholders while the template is rendered. Each message
+        has a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored. Raises `ConfigError` if the template rejects
+        these messages, or cannot take tools.
         """
         wrong = next((message["role"] for message in messages if message["role"] not in ROLES), None)
         if wrong is not None or not messages:
@@ -176,10 +168,8 @@ class Conversation(Protocol):
     def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
         """Encode the prompt for the next answer.
 
-        The contents of messages never become special tokens.
-
-        Raises:
-            ConfigError: no prompt can be made of these messages.
+        The contents of messages never become special tokens. Raises `ConfigError` if no prompt can be made of these
+        messages.
         """
         ...
 

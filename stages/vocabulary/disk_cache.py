@@ -40,10 +40,8 @@ def digest_json(*parts: object) -> str:
 
 
 def load_arrays(kind: str, key: str, restore: Callable[[Arrays], T], *, shipped: Path | None = None) -> T | None:
-    """Load the arrays of a key and return `restore` of them; None if there are none, or they are damaged.
-
-    Args:
-        shipped: another folder with such files, which is searched after the cache.
+    """Load the arrays of a key and return `restore` of them; None if there are none, or they are damaged. `shipped` is
+    another folder with such files, which is searched after the cache.
     """
     for folder in (cache_folder(), shipped):
         if folder is None:

@@ -64,10 +64,7 @@ def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule = "block") -
 
     A sequence of pieces is owned by one target token. Of ordinary tokens with the same bytes it is the one that the
     target's tokenizer prefers; ordinary tokens precede control tokens; of control tokens EOS is first, then the lower
-    id.
-
-    Raises:
-        VocabularyError: more than one target token in a hundred cannot be spelt.
+    id. Raises `VocabularyError` if more than one target token in a hundred cannot be spelt.
     """
     digest = digest_json(target.digest, drafter.digest, rule, {})  # the last is in digests that are stored
     found: Pair | None = load_arrays("pair", digest, lambda arrays: _from_arrays(arrays, target, drafter, digest))

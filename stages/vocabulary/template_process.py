@@ -26,9 +26,7 @@ class TemplateProcess:
 
     def render(self, template: str, values: Mapping[str, Any], seconds: float) -> str:
         """Render a template as `transformers` does, with these values: messages, tools and names of special tokens.
-
-        Raises:
-            TemplateError: the template raised an error, took more than `seconds`, or too much memory.
+        Raises `TemplateError` if the template raised an error, took more than `seconds`, or too much memory.
         """
         try:
             text, failure = self.calls.call((template, json.dumps(dict(values), default=str)), seconds)

@@ -33,10 +33,8 @@ def _find_first(text: bytes, stops: Sequence[bytes]) -> int | None:
 
 
 class StopStrings:
-    """Finds the token that completes a stop string. Keeps one byte fewer than the longest stop string has.
-
-    Raises:
-        ConfigError: a stop string is empty, or has no UTF-8 form (a lone surrogate).
+    """Finds the token that completes a stop string. Keeps one byte fewer than the longest stop string has. Raises
+    `ConfigError` if a stop string is empty, or has no UTF-8 form (a lone surrogate).
 
     >>> stop = StopStrings({1: b"so ", 2: b"lo", 3: b"ng"}.get, ["long"])
     >>> stop.find_end([1, 2]), stop.find_end([3, 1])
@@ -67,12 +65,8 @@ class TextStream(Generic[Token]):
     """The text of emitted tokens for a client, up to the first stop string.
 
     The concatenated output is `Vocabulary.decode` of all tokens before that stop string, for any division into blocks.
-
-    Args:
-        stops: stop strings; without any only incomplete characters are held back.
-
-    Raises:
-        ConfigError: a stop string is empty, or has no UTF-8 form (a lone surrogate).
+    Without stop strings only incomplete characters are held back. Raises `ConfigError` if a stop string is empty, or
+    has no UTF-8 form (a lone surrogate).
 
     >>> euro = TextStream({7: b" \\xe2\\x82", 8: b"\\xac"}.get)
     >>> [euro.push([7]), euro.push([8]), euro.push([7]), euro.close()]

@@ -69,10 +69,8 @@ def serialize_parts(backend: Any) -> dict[str, str]:
 
 
 def is_byte_level(backend: Any, name: str) -> bool:
-    """Check whether the tokenizer is byte-level; otherwise it marks spaces.
-
-    Raises:
-        VocabularyError: for a tokenizer that is neither.
+    """Check whether the tokenizer is byte-level; otherwise it marks spaces. Raises `VocabularyError` for a tokenizer
+    that is neither.
     """
     parts = serialize_parts(backend)
     kinds = set(re.findall(r'"type":"(\w+)"', parts["decoder"] + parts["pre_tokenizer"]))

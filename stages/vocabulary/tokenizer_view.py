@@ -14,10 +14,8 @@ from store.errors import VocabularyError
 
 
 class Vocabulary:
-    """A fast tokenizer seen as byte strings.
-
-    Raises:
-        VocabularyError: the tokenizer is neither byte-level nor of the space-mark kind.
+    """A fast tokenizer seen as byte strings. Raises `VocabularyError` if the tokenizer is neither byte-level nor of the
+    space-mark kind.
     """
 
     def __init__(self, tokenizer: Any, name: str = "") -> None:
@@ -70,10 +68,8 @@ class Vocabulary:
         return [self.bos, *ids] if self._adds_bos and self.bos is not None else ids
 
     def encode_text(self, text: str, *, first: bool = True) -> list[int]:
-        """Encode a part of a prompt: as `encode`, but without BOS.
-
-        Args:
-            first: False after a control token, where some tokenizers put no space before the text.
+        """Encode a part of a prompt: as `encode`, but without BOS. `first` is False after a control token, where some
+        tokenizers put no space before the text.
         """
         ids = (self._whole if first else self._continued).tokenize(text)
         return ids if self._controls.isdisjoint(ids) else [piece for index in ids for piece in self._spell_name(index)]

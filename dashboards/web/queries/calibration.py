@@ -12,12 +12,10 @@ HEAD = "head"  # source of the rows of the acceptance head
 
 
 def read_calibration(log: LogReader) -> dict[str, Any]:
-    """Read the recipes `calibration-of-head` and `memory-calibration`, and describe them.
-
-    Returns:
-        `bins` with one row per run, source and bin of the estimate: its ends `start` and `end`, the `mean` estimate,
-        the counts `judged` and `accepted`, and the accepted share `acceptance` with its interval `low` and `high`. The
-        source is `head`, or one of copies (`lookup`, `memory`). `story` has the sentences of each run.
+    """Read the recipes `calibration-of-head` and `memory-calibration`, and describe them. Returns `bins` with one row
+    per run, source and bin of the estimate: its ends `start` and `end`, the `mean` estimate, the counts `judged` and
+    `accepted`, and the accepted share `acceptance` with its interval `low` and `high`. The source is `head`, or one of
+    copies (`lookup`, `memory`). `story` has the sentences of each run.
     """
     bins = [
         _make_bin(row, HEAD, "estimate", row["decisions"], round(row["accepted_fraction"] * row["decisions"]))

@@ -39,13 +39,11 @@ _TEXTS = """
 def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
     """List the contexts that the memories hold, the most seen first, of the runs with these folders.
 
-    `search` is text that a context with one of its continuations must contain, in upper or lower case.
-
-    Returns:
-        `entries` with the `context` as text (None without a spelling), its number of tokens `length`, how often it was
-        `seen`, and `followed`, the text and count of each continuation; `total`, the number of entries that were found;
-        `held`, one row per run and target with the numbers of `contexts`, of those `spelt`, and of `texts`, and the
-        `version`.
+    `search` is text that a context with one of its continuations must contain, in upper or lower case. Returns
+    `entries` with the `context` as text (None without a spelling), its number of tokens `length`, how often it was
+    `seen`, and `followed`, the text and count of each continuation; `total`, the number of entries that were found;
+    `held`, one row per run and target with the numbers of `contexts`, of those `spelt`, and of `texts`, and the
+    `version`.
     """
     entries: list[dict[str, Any]] = []
     held = []

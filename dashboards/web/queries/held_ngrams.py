@@ -29,12 +29,9 @@ _HITS = read_statement("held_ngrams/hits")
 def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
     """List the entries that the caches hold, the most used first, of the runs with these folders.
 
-    `search` is text that the token must contain, in upper or lower case.
-
-    Returns:
-        `entries` with the `token` as text, the number of `uses` and of hits `judged` and `accepted`; `total`, the
-        number of entries that were found; `held`, one row per run and target with the `version` that was read and its
-        number of `entries`.
+    `search` is text that the token must contain, in upper or lower case. Returns `entries` with the `token` as text,
+    the number of `uses` and of hits `judged` and `accepted`; `total`, the number of entries that were found; `held`,
+    one row per run and target with the `version` that was read and its number of `entries`.
     """
     caches = [*read_version_files(log, folders, NGRAM_FILE, _read_cache)]
     ids = sorted({token for _, found in caches for _, token, _ in found})

@@ -21,12 +21,10 @@ _LENGTHS = _JUDGED + read_statement("memory/lengths")
 
 
 def read_memory(log: LogReader) -> dict[str, Any]:
-    """Read what each source gave, and the acceptance by the number of context tokens that a copy matched.
-
-    Returns:
-        `sources` and `lengths` with the counts `judged` and `accepted`, the rate `acceptance` and its interval, per
-        source of drafts; `prompts`, the largest number of prompts that are read; `story` with the sentences of each
-        run. An alternative of a tree counts as judged and not accepted.
+    """Read what each source gave, and the acceptance by the number of context tokens that a copy matched. Returns
+    `sources` and `lengths` with the counts `judged` and `accepted`, the rate `acceptance` and its interval, per source
+    of drafts; `prompts`, the largest number of prompts that are read; `story` with the sentences of each run. An
+    alternative of a tree counts as judged and not accepted.
     """
     bounds = {"prompts": MOST_PROMPTS, "spelt": _SPELT}
     sources, lengths = (

@@ -21,22 +21,17 @@ MOST_SPREAD = 3.0  # of an interval's ends; a wider ratio is not reported
 
 
 def read_policies(log: LogReader) -> dict[str, Any]:
-    """Read the recipe `policy-values` with intervals of 95%, and describe it.
-
-    Returns:
-        `policies` with one row per run and action: its `name`, `blocks`, `is_vague` if few blocks drew it, and the
-        rates `per_second` and `per_forward`, each with `value`, `low`, `high` and `half`, the distance to both.
-        `story` has the sentences of each run.
+    """Read the recipe `policy-values` with intervals of 95%, and describe it. Returns `policies` with one row per run
+    and action: its `name`, `blocks`, `is_vague` if few blocks drew it, and the rates `per_second` and `per_forward`,
+    each with `value`, `low`, `high` and `half`, the distance to both. `story` has the sentences of each run.
     """
     policies = _list_policies(log)
     return {"policies": policies, "story": tell_runs(log, policies, _compare)}
 
 
 def describe_speedups(log: LogReader) -> dict[str, str]:
-    """Compare the speed of each run with that of the same run without drafts, in a sentence or two.
-
-    Returns:
-        the sentences by the run's name; none of a run in which no block without a draft was drawn at random.
+    """Compare the speed of each run with that of the same run without drafts, in a sentence or two. Returns the
+    sentences by the run's name; none of a run in which no block without a draft was drawn at random.
     """
     speeds = {(row["run"], row["action"]): row["per_second"] for row in _list_policies(log)}
     found = {}

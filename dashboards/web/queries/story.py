@@ -42,10 +42,8 @@ def read_learning(log: LogReader) -> list[dict[str, Any]]:
 def read_story(
     log: LogReader, learned: Sequence[Mapping[str, Any]], folders: Mapping[str, Path] | None = None
 ) -> list[dict[str, Any]]:
-    """Describe each run of the log with a completed prompt in `sentences`.
-
-    Args:
-        folders: of the runs, by name, whose summaries have the result of the check.
+    """Describe each run of the log with a completed prompt in `sentences`. The summaries in `folders`, by the run's
+    name, have the result of the check.
     """
     blocks = {row["run"]: row for row in rows(log.select(_SOURCES))}
     speedups = describe_speedups(log)

@@ -36,12 +36,9 @@ _REPORTS = TypeAdapter(list[_Report])
 
 
 def read_vocabularies(log: LogReader, folders: Mapping[str, Path], runs: Sequence[str]) -> dict[str, Any]:
-    """Read the reports of the named runs.
-
-    Returns:
-        `pairs`, one row per run and target: names and sizes, the `classes` of the target's tokens by their number of
-        pieces, with the tokens that the run judged and accepted of each, and the map of special tokens; `story` with
-        the sentences of each run.
+    """Read the reports of the named runs. Returns `pairs`, one row per run and target: names and sizes, the `classes`
+    of the target's tokens by their number of pieces, with the tokens that the run judged and accepted of each, and the
+    map of special tokens; `story` with the sentences of each run.
     """
     judged = rows(log.select(_JUDGED))
     pairs, story = [], []

@@ -66,10 +66,8 @@ class StoredTensor:
         return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
 
     def map_matrix(self, order_O: Tensor | None) -> StoredMatrix | None:
-        """Return a quantised matrix as it is stored, unread; None for others, and for types without groups.
-
-        Args:
-            order_O: which row is which output; None: they are in the same order.
+        """Return a quantised matrix as it is stored, unread; None for others, and for types without groups. `order_O`
+        says which row is which output; None: they are in the same order.
         """
         if self.name not in FILE_KINDS or len(self.shape) != 2:
             return None
@@ -134,11 +132,9 @@ class _Header:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata of a file and of the parts that follow it; tensors are read when they are dequantised.
-
-    Raises:
-        ModelError: no GGUF file, one that is cut off, parts that are missing, or a file of another purpose than to
-            hold a language model or its vocabulary.
+    """Read the metadata of a file and of the parts that follow it; tensors are read when they are dequantised. Raises
+    `ModelError` for what is no GGUF file or is cut off, for missing parts, and for a file that holds neither a language
+    model nor its vocabulary.
     """
     metadata, tensors = _read_part(path)
     parts = metadata.get("split.count", 1)
@@ -225,10 +221,7 @@ def find_gguf(source: str) -> Path | None:
     """Return the GGUF file that a name means; None if it means something else.
 
     A name is a file, a folder with one GGUF file and no `config.json`, `FOLDER:FILE`, `FOLDER:QUANTISATION`, or
-    `OWNER/NAME:QUANTISATION` on the hub.
-
-    Raises:
-        ModelError: there is no such file, or several.
+    `OWNER/NAME:QUANTISATION` on the hub. Raises `ModelError` if there is no such file, or several.
     """
     path, (folder, _, which) = Path(source), source.rpartition(":")
     if path.is_dir():

@@ -44,10 +44,8 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenizerFast:
-    """Make the tokenizer that a GGUF file describes, with its chat template.
-
-    Raises:
-        ModelError: the file holds no tokenizer, or one that cannot be made exactly.
+    """Make the tokenizer that a GGUF file describes, with its chat template. Raises `ModelError` if the file holds no
+    tokenizer, or one that cannot be made exactly.
     """
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not kind or not tokens:

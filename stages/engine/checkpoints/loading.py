@@ -15,10 +15,8 @@ Layer = TypeVar("Layer")
 def report_layers(source: str, layers: Sequence[Layer]) -> Iterator[Layer]:
     """Yield the layers of a model while their weights are prepared, and log what share is and how long the others take.
 
-    The records of `PROGRESS` are shown in place (`pipeline/reports/terminal.py`); `LOG` gets one at the end.
-
-    Args:
-        source: where the model is from, for messages.
+    The records of `PROGRESS` are shown in place (`pipeline/reports/terminal.py`); `LOG` gets one at the end. Messages
+    name the source of the model.
     """
     name = PurePath(source).name.removesuffix(".gguf")
     began = reported = monotonic()

@@ -33,13 +33,9 @@ _REPEATED = ("layer", "layers", "blocks", "experts")  # how keys end that count 
 
 
 def require_plausible_sizes(source: str, config: Mapping[str, Any], build: Callable[[], Any]) -> None:
-    """Compare what a configuration needs with the safetensors files next to it; without any, do nothing.
-
-    Args:
-        build: builds the model by it; called on torch's meta device, where tensors take no memory.
-
-    Raises:
-        ModelError: there are more layers or experts than tensors, or far more weights than the files can hold.
+    """Compare what a configuration needs with the safetensors files next to it; without any, do nothing. `build` builds
+    the model by it, on torch's meta device, where tensors take no memory. Raises `ModelError` if there are more layers
+    or experts than tensors, or far more weights than the files can hold.
     """
     config_file = find_file(source, "config.json")
     tensors, size = measure_files(config_file.parent if config_file else Path(source))
@@ -84,10 +80,8 @@ def _read_headers(folder: Path) -> Iterator[tuple[list[tuple[int, int]], int]]:
 
 
 def require_memory(needs: Mapping[str, int], root: Path = Path("/")) -> None:
-    """Refuse models that do not fit into memory together, given the bytes that each takes by its name.
-
-    Raises:
-        ModelError: they take more than the system or the control group of this process has left.
+    """Refuse models that do not fit into memory together, given the bytes that each takes by its name. Raises
+    `ModelError` if they take more than the system or the control group of this process has left.
     """
     needed, available = sum(needs.values()), min(_list_available(root), default=inf)
     if needed > available:

@@ -34,10 +34,8 @@ UNITS = (
 
 
 def require_bounded_tokenizer(path: Path, source: str, seconds: float = SECONDS) -> None:
-    """Read texts with a tokenizer in another process; without a file, do nothing.
-
-    Raises:
-        ModelError: the process took longer or more than `MEMORY_BYTES`, or the library failed in it.
+    """Read texts with a tokenizer in another process; without a file, do nothing. Raises `ModelError` if the process
+    took longer or more than `MEMORY_BYTES`, or the library failed in it.
     """
     if not path.is_file():
         return

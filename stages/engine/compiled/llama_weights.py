@@ -94,10 +94,8 @@ class CompiledLayer:
 
 
 class CompiledLlamaWeights(PackedLlamaWeights):
-    """A model's weights for the compiled forward; several forwards, each with its own cache, may share them.
-
-    Args:
-        weights: their format, a key of `ROUNDED_INPUTS` or `fastest`.
+    """A model's weights for the compiled forward; several forwards, each with its own cache, may share them. Their
+    format is a key of `ROUNDED_INPUTS` or `fastest`.
     """
 
     layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels

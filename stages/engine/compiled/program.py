@@ -81,10 +81,8 @@ def _emit_run(module: ir.Module, names: dict[int, str], *, teams: bool) -> None:
 def _emit_step(
     emit: Emitter, names: dict[int, str], step: Value, header: Value, counters: tuple[Value, Value], thread: Value
 ) -> None:
-    """Emit the work of a thread on one step.
-
-    Args:
-        counters: addresses of the numbers of items that are taken, and that are done.
+    """Emit the work of a thread on one step. The counters are the addresses of the numbers of items that are taken, and
+    that are done.
     """
     build, (taken, done) = emit.builder, counters
     wanted = build.icmp_signed("!=", emit.field(step, Field.WANTED_ONLY), emit.long(0))

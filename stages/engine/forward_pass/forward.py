@@ -27,13 +27,11 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def find_paths(parents: Sequence[int]) -> list[list[int]]:
-    """Return the path of each new token of a row: its ancestors among the new tokens and itself.
+    """Return the path of each new token of a row: its ancestors among the new tokens and itself. The parent of a token
+    is the new token that it follows; -1 if it follows the cached tokens.
 
     >>> find_paths([-1, 0, 0, 2, -1])
     [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
-
-    Args:
-        parents: per new token the new token that it follows; -1 if it follows the cached tokens.
     """
     paths: list[list[int]] = []
     for token, parent in enumerate(parents):
@@ -149,19 +147,14 @@ class Forward(Protocol):
         ...
 
     def keep(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Keep the new tokens of a path of the last pass, as if the row had read nothing else after `start` tokens.
-
-        Args:
-            path: ascending indices among its new tokens: each but the first follows the one before it.
+        """Keep the new tokens of a path of the last pass, as if the row had read nothing else after `start` tokens. The
+        path has ascending indices among its new tokens: each but the first follows the one before it.
         """
         ...
 
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Compute the new tokens of a batch.
-
-        Returns:
-            logits (N, V) of all wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
-            again without `hidden`.
+        """Compute the new tokens of a batch. Returns logits (N, V) of all wanted positions, rows concatenated, and
+        their last hidden states (N, W), or the logits again without `hidden`.
         """
         ...
 

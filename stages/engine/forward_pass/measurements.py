@@ -27,11 +27,8 @@ def processor_name() -> str:
 
 
 class Measurements:
-    """Measurements of this machine, stored on disk.
-
-    Args:
-        recorded: measurements of the run so far, from its checkpoint. They take precedence on every machine that
-            resumes the run, and new measurements are added. None: nothing is recorded.
+    """Measurements of this machine, stored on disk. Those `recorded` in the run's checkpoint take precedence on every
+    machine that resumes the run, and new ones are added to them. None: nothing is recorded.
     """
 
     def __init__(self, recorded: dict[str, Any] | None = None) -> None:

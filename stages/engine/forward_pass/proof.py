@@ -56,10 +56,8 @@ def tolerance(model: Any) -> float:
 
 @torch.inference_mode()
 def check_spans(model: Any) -> tuple[int, int | None]:
-    """Find how long a text must be to go beyond everything that the configuration names.
-
-    Returns:
-        The number of tokens of the text of a proof, and the longest text that the proof covers; None: any.
+    """Find how long a text must be to go beyond everything that the configuration names. Returns the number of tokens
+    of the text of a proof, and the longest text that the proof covers; None: any.
     """
     config = model.config.get_text_config()
     spans = find_spans(config)

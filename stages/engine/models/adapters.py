@@ -86,10 +86,8 @@ def _peft_key(weight: str, name: str) -> str:
 
 
 def read_adapter(model: Any, name: str, folder: Path) -> list[Tensor]:
-    """Read the weights of a saved adapter, in the order of the model's parameters.
-
-    Raises:
-        ModelError: the file cannot be read, or the adapter has another drafter's shape or another rank.
+    """Read the weights of a saved adapter, in the order of the model's parameters. Raises `ModelError` if the file
+    cannot be read, or the adapter has another drafter's shape or another rank.
     """
     try:
         saved = load_file(folder / _WEIGHTS)

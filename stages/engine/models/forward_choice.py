@@ -73,10 +73,8 @@ def make_forward(weights: PackedLlamaWeights) -> SlotForward:
 
 
 class ForwardSearch:
-    """Finds the first of a model's forward passes that is right.
-
-    Args:
-        pack: packs its weights, once; None where no forward pass computes with packed ones.
+    """Finds the first of a model's forward passes that is right. `pack` packs its weights, once; None where no forward
+    pass computes with packed ones.
     """
 
     def __init__(
@@ -105,15 +103,10 @@ class ForwardSearch:
         return candidates | {reading.name.lower(): partial(RowForward, self._model, reading) for reading in Reading}
 
     def prove(self) -> dict[str, Any]:
-        """Prove the candidates in turn, until one is right.
-
-        Returns:
-            What JSON can hold: the `forward` pass by name, the number of tokens of the `longest` text that it is proved
-            for (None: any), whether it reads `trees`, and the `reasons` against those before it.
-
-        Raises:
-            ModelError: the model fails, or no forward pass is right.
-            MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
+        """Prove the candidates in turn, until one is right. Returns what JSON can hold: the `forward` pass by name, the
+        number of tokens of the `longest` text that it is proved for (None: any), whether it reads `trees`, and the
+        `reasons` against those before it. Raises `ModelError` if the model fails or no forward pass is right;
+        `MemoryError` or `torch.OutOfMemoryError` if there is too little memory for a forward pass.
         """
         if is_mapped(self._model):
             LOG.info("proving the forward pass of %s, once on this machine", self._name)

@@ -18,9 +18,7 @@ def generate(
     **drafting: Any,
 ) -> list[list[int]]:
     """Complete prompts as one static batch, padded on the left. An end that is emitted is part of the completion.
-
-    Args:
-        drafting: options of `generate` for drafts, such as an assistant model.
+    `drafting` are options of `generate` for drafts, such as an assistant model.
     """
     torch.manual_seed(seed)
     width, padding = max(map(len, prompts)), min(ends, default=0)

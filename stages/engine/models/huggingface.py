@@ -83,7 +83,9 @@ def load_causal_model(
     """Load a causal language model from a hub name, a folder or a GGUF file to a device.
 
     A folder may hold a LoRA adapter, which is merged, or a model of images and text, of which the text part is loaded.
-    Models whose attention `torch` cannot compute as a whole get `attn_implementation="eager"`.
+    Models whose attention `torch` cannot compute as a whole get `attn_implementation="eager"`. Raises `ModelError` if
+    no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape, or the model
+    needs code or a package that is not here.
 
     Args:
         source: hub name, folder, GGUF file, or one of the names of `find_gguf`.
@@ -93,10 +95,6 @@ def load_causal_model(
             codes of their weights.
         maps: whether the quantised matrices of a GGUF file stay there instead of being dequantised, given the model
             without weights; only in float32 on the CPU. None: never.
-
-    Raises:
-        ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
-            or the model needs code or a package that is not here.
     """
     with explain_errors("model", source), MAKING_MODULES:
         file = find_gguf(source)
@@ -150,10 +148,8 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
 
 
 def _load_whole(made: Any, source: str, *, composite: bool = False, **options: Any) -> Any:
-    """Load a checkpoint and check that each of its tensors has its place.
-
-    Args:
-        composite: the checkpoint holds more than a language model.
+    """Load a checkpoint and check that each of its tensors has its place. A composite one holds more than a language
+    model.
     """
     common = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False, **options}
     model, info = _with_attention(lambda kind: made.from_pretrained(source, attn_implementation=kind, **common))
@@ -209,10 +205,8 @@ def _take_text(model: Any, source: str) -> Any:
 
 
 def load_tokenizer(source: str) -> Any:
-    """Load a fast tokenizer from a hub name, a folder or a GGUF file.
-
-    Raises:
-        ModelError: no tokenizer was found, it cannot be made into a fast one, or the hub cannot be reached.
+    """Load a fast tokenizer from a hub name, a folder or a GGUF file. Raises `ModelError` if no tokenizer was found, it
+    cannot be made into a fast one, or the hub cannot be reached.
     """
     with explain_errors("tokenizer", source):
         file = find_gguf(source)

@@ -171,11 +171,9 @@ class LanguageModel:
     def prove_forward(self) -> None:
         """Choose the fastest forward pass that provably computes what the model does (`ForwardSearch`).
 
-        The outcome is stored on this machine for these weights, this configuration and this code.
-
-        Raises:
-            ModelError: no forward pass is right, or the compiled one is needed and is not.
-            MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
+        The outcome is stored on this machine for these weights, this configuration and this code. Raises `ModelError`
+        if no forward pass is right, or the compiled one is needed and is not; `MemoryError` or `torch.OutOfMemoryError`
+        if there is too little memory for a forward pass.
         """
         pack = self._pack if self._can_pack() else None
         search = ForwardSearch(self.model, self.name, self.weights, pack, batch_invariant=self.batch_invariant)
@@ -231,10 +229,7 @@ class LanguageModel:
 
     def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
         """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence, see
-        `Forward.keep`.
-
-        Raises:
-            ValueError: the indices do not ascend, or are not among the new tokens.
+        `Forward.keep`. Raises `ValueError` if the indices do not ascend, or are not among the new tokens.
         """
         new = self._lengths[row] - start
         if any(token <= before for before, token in pairwise((-1, *path, new))):
@@ -253,17 +248,13 @@ class LanguageModel:
         hidden: bool = False,
         parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute new tokens of every admitted sequence, in order of admission.
+        """Compute new tokens of every admitted sequence, in order of admission. Returns logits and hidden states as of
+        `Forward`. Raises `ValueError` for other rows, parents that do not fit the tokens, or a tree where the model
+        reads chains only.
 
         Args:
             rows: all admitted sequences.
             tokens, wanted, hidden, parents: as of `ForwardBatch`; `keep_path` keeps one path of a tree.
-
-        Returns:
-            logits and hidden states as of `Forward`.
-
-        Raises:
-            ValueError: other rows, parents that do not fit the tokens, or a tree where the model reads chains only.
         """
         if list(rows) != self._order:
             raise ValueError("rows must be all admitted rows in the order of admission")
@@ -364,10 +355,8 @@ def load_model(
     trained: bool = False,
 ) -> LanguageModel:
     """Load a causal language model from a hub name, a folder or a GGUF file. `prove_forward` checks how it can be used.
-
-    Args:
-        trained: whether its weights are trained or saved; else the matrices of a GGUF file stay in the file, if the
-            compiled forward pass is for this model.
+    If its weights are not trained or saved, the matrices of a GGUF file stay in the file where the compiled forward
+    pass is for this model.
     """
     model = load_causal_model(source, dtype, device, codes=True, maps=None if trained else fits_compiled_forward)
     if not has_compiled_forward(model):

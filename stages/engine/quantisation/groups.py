@@ -31,10 +31,7 @@ class GroupedMatrix:
         """Quantise a matrix to codes of four or eight bits.
 
         Of a few ranges, each group has the one with the smallest squared error. Scales and the weights in the middle
-        are numbers of bfloat16.
-
-        Args:
-            weight_OI: its number of inputs is divisible by `GROUP`.
+        are numbers of bfloat16. Its number of inputs is divisible by `GROUP`.
         """
         middle = 1 << bits - 1  # the code in the middle of the range
         weight_OGX = weight_OI.float().unflatten(1, (-1, GROUP))

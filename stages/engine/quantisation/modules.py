@@ -48,11 +48,7 @@ class MappedLinear(nn.Linear):
 
 
 class MappedEmbedding(nn.Embedding):
-    """An embedding whose rows stay in a file.
-
-    Args:
-        scale: multiplier of what it returns.
-    """
+    """An embedding whose rows stay in a file. `scale` multiplies what it returns."""
 
     def __init__(self, stored: StoredMatrix, scale: float) -> None:
         nn.Module.__init__(self)  # as above

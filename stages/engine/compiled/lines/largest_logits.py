@@ -36,16 +36,13 @@ CHUNK = 64
 
 
 class LargestLogits:
-    """Selects the largest logits of lines.
+    """Selects the largest logits of lines. Their sums are at a temperature above 0.
 
     >>> import torch
     >>> logits_NV = torch.tensor([[0.2, 0.5] + [0.01] * 30]).log()
     >>> ids, logits, sums = LargestLogits(count=2, temperature=1.0)(logits_NV, lines=[0])
     >>> ids.tolist(), np.exp(logits).round(1).astype(str).tolist(), sums.round(2).tolist()
     ([[1, 0]], [['0.5', '0.2']], [[2.0]])
-
-    Args:
-        temperature: of the sums, above 0.
     """
 
     def __init__(self, count: int, temperature: float) -> None:

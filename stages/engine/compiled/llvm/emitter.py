@@ -22,11 +22,7 @@ Value = Any  # a value of llvmlite, which has no annotations
 
 
 class Emitter:
-    """Emits one function of a module.
-
-    Args:
-        arguments: types of its arguments; it returns nothing.
-    """
+    """Emits one function of a module. It has arguments of these types and returns nothing."""
 
     def __init__(self, module: ir.Module, name: str, arguments: Sequence[Any]) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), list(arguments)), name)

@@ -77,13 +77,9 @@ def _join(emit: Emitter, halves: list[Value]) -> Value:
 
 
 def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Any:
-    """Compile a module for this processor, or load what was compiled before on this machine.
-
-    Args:
-        made_from: all that the module depends on besides the code of `stages/engine/compiled`.
-
-    Returns:
-        LLVM's engine. Keep it as long as its functions are called.
+    """Compile a module for this processor, or load what was compiled before on this machine. `made_from` is all that
+    the module depends on besides the code of `stages/engine/compiled`. Returns LLVM's engine; keep it as long as its
+    functions are called.
     """
     _prepare()
     processor = llvm.get_host_cpu_name()

@@ -24,10 +24,8 @@ FLOAT_BITS = 32  # of inputs that are not rounded
 def exponential(emit: Emitter, x: Value) -> Value:
     """Return e to the power of a vector, within one unit in the last place; 0 below `LOWEST`.
 
-    The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier).
-
-    Args:
-        x: at most `HIGHEST`.
+    The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier). The vector must
+    be at most `HIGHEST`.
     """
     build = emit.builder
     bounded = build.select(build.fcmp_ordered(">", x, emit.floats(LOWEST)), x, emit.floats(LOWEST))
