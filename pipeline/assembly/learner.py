@@ -79,13 +79,9 @@ def make_learner(
             lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
             sink.probe,
         )
-    response = _make_response(drift_settings(config).response, models.drafter, head, distill, publisher)
-    return LocalLearner(distill, make_drift_monitor(config), response, publisher)
-
-
-def make_drift_monitor(config: Config) -> DriftMonitor:
-    """Make the drift monitor of one target."""
-    return DriftMonitor(drift_settings(config))
+    drift = drift_settings(config)
+    response = _make_response(drift.response, models.drafter, head, distill, publisher)
+    return LocalLearner(distill, DriftMonitor(drift), response, publisher)
 
 
 def drift_settings(config: Config) -> DriftSettings:

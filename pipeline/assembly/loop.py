@@ -5,7 +5,7 @@ learns, `learner.py` what follows a completed prompt; here they become runners o
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -16,10 +16,13 @@ from pipeline.assembly.probe import make_probe
 from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import make_distillers, piece_cost
 from pipeline.config.settings import Config
+from pipeline.learner_protocol import Learner
 from pipeline.learning.publisher import Numbers
 from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.recorder import Recorder
+from stages.contract.blocks import SequenceState, Verdict
 from stages.learn.training.probe import ProbeResult
+from store.events import PromptReceived
 
 LOG = logging.getLogger("omnidraft.models")
 
@@ -40,18 +43,23 @@ def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, l
     for models, admission, stages, distill in zip(targets, admissions, drafting, distills, strict=True):
         probe = make_probe(config, models, stages.seconds) if config.publish.enabled else ProbeResult
         sink = VersionSink(run_folder, numbers, probe)
-        runners[models.name] = TargetRunner(
-            models.name,
-            Stages(stages.decode, stages.translate, stages.verify),
-            admission.admit,
-            make_recorder(models, text=config.log.text),
-            make_learner(config, models, stages.head, stages.cache, distill, sink, stages.decode.memory),
-            clock,
-        )
+        learner = make_learner(config, models, stages.head, stages.cache, distill, sink, stages.decode.memory)
+        runners[models.name] = make_runner(models, stages, admission.admit, learner, clock, text=config.log.text)
     return Loop(runners, router, config.batch, clock)
 
 
-def make_recorder(models: Models, *, text: bool) -> Recorder:
-    """Makes events of one target, with text or without."""
+def make_runner(
+    models: Models,
+    stages: Drafting,
+    prepare: Callable[[PromptReceived], SequenceState],
+    learner: Learner,
+    clock: Clock,
+    on_verdicts: Callable[[list[Verdict]], None] | None = None,
+    *,
+    text: bool,
+) -> TargetRunner:
+    """Make the runner of one target; its events have text or none."""
     vocabulary = models.target_vocabulary
-    return Recorder(models.name, vocabulary.bytes_of, vocabulary.decode, text=text)
+    recorder = Recorder(models.name, vocabulary.bytes_of, vocabulary.decode, text=text)
+    of_block = Stages(stages.decode, stages.translate, stages.verify)
+    return TargetRunner(models.name, of_block, prepare, recorder, learner, clock, on_verdicts)

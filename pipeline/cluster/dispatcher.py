@@ -111,6 +111,7 @@ class Dispatcher:
     ) -> None:
         self.pool, self.model_fingerprints = pool, model_fingerprints
         self._run_folder, self._batch, self._assignments, self._done = run_folder, batch, assignments, done
+        self._work_item_size = 2 * batch
         self._position, self._events, self._display = position, events, display
         self._make_learner_config = make_learner_config
         self._draining: set[str] = set()
@@ -167,10 +168,6 @@ class Dispatcher:
                 self._events.take([event])
             elif event.offset not in self._done:
                 self._assignments.add_prompt(event)
-
-    @property
-    def _work_item_size(self) -> int:
-        return 2 * self._batch
 
     def _feed_worker(self, worker: str) -> None:
         """Keep a worker busy, or drain it if it is to end."""

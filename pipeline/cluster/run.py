@@ -8,6 +8,7 @@ and a checkpoint: the position in the sources, and the prompts before it that we
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ NOTHING_DONE: State = {"position": (0, ""), "open": (), "models": None, "seconds
 
 
 class ClusterReplay:
-    """A run of several workers that is ready to start or to resume. Arguments and errors as `Replay`, and: The address
-    is that of a Ray cluster, as in `connect_to_ray`.
+    """A run of several workers that is ready to start or to resume. Arguments and errors as `Replay`; the address is
+    that of a Ray cluster, as in `connect_to_ray`.
     """
 
     def __init__(
@@ -185,11 +186,8 @@ class ClusterReplay:
 
     def _read_worker_count(self) -> int:
         """Read the wanted number of workers from the run's folder; the last one if the file holds no number."""
-        try:
-            found = int((self._run.folder / WORKERS).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return self._workers
-        self._workers = max(1, found)
+        with suppress(OSError, ValueError):
+            self._workers = max(1, int((self._run.folder / WORKERS).read_text(encoding="ascii")))
         return self._workers
 
     def _end_learner(self, pool: WorkerPool, stopped: bool) -> dict[str, Any]:

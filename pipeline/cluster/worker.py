@@ -17,7 +17,7 @@ from time import perf_counter
 from typing_extensions import override
 
 from pipeline.assembly.admission import Admission
-from pipeline.assembly.loop import make_recorder
+from pipeline.assembly.loop import make_runner
 from pipeline.assembly.models import fingerprints, load_models
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import Drafting, make_drafting
@@ -25,7 +25,7 @@ from pipeline.assembly.training import piece_cost
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
-from pipeline.loop import Clock, Loop, Stages, TargetRunner
+from pipeline.loop import Clock, Loop
 from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.run.context import RunContext
 from stages.contract.blocks import TrainingExample
@@ -145,14 +145,8 @@ class DecodeWorker:
         """As `build_loop`, with a remote learner."""
         models, clock = self._models, Clock(perf_counter)
         clock.resume(time.time() - self._setup.began)
-        runner = TargetRunner(
-            models.name,
-            Stages(drafting.decode, drafting.translate, drafting.verify),
-            admission.admit,
-            make_recorder(models, text=config.log.text),
-            RemoteLearner(self._connection, models.drafter, drafting.head),
-            clock,
-        )
+        learner = RemoteLearner(self._connection, models.drafter, drafting.head)
+        runner = make_runner(models, drafting, admission.admit, learner, clock, text=config.log.text)
         return Loop({models.name: runner}, config.router, config.batch, clock)
 
     def describe_target(self) -> TargetInfo:

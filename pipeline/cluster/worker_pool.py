@@ -7,6 +7,7 @@ worker. Backpressure is a limit on pending calls: a few per worker, and a few fo
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ class WorkerPool:
         actor = self._actors.start(DecodeWorker, self._options, self._setup, folder)
         self._handles[folder.name] = WorkerHandle(actor, calls=1)
         (ref,) = self._actors.call(actor, "start")
-        self._calls[ref] = _Call(folder.name, lambda found: self._on_worker_ready(folder.name, found))
+        self._calls[ref] = _Call(folder.name, partial(self._on_worker_ready, folder.name))
 
     def accepts_work(self, worker: str) -> bool:
         """Return whether a worker takes another work item now."""
@@ -160,12 +161,12 @@ class WorkerPool:
         handle = self._handles[worker]
         handle.calls += 1
         (ref,) = self._actors.call(handle.actor, "describe_target")
-        self._calls[ref] = _Call(worker, lambda found: self._on_target_info(worker, found))
+        self._calls[ref] = _Call(worker, lambda found: found)
 
     def drain(self, worker: str) -> None:
         """Let a worker finish its pending calls, commit and end."""
         handle = self._handles[worker]
-        handle.state = WorkerState.DRAINING
+        handle.state, handle.calls = WorkerState.DRAINING, handle.calls + 1
         (ref,) = self._actors.call(handle.actor, "finish")
         self._calls[ref] = _Call(worker, lambda report: WorkReported(worker, report, final=True))
 
@@ -190,7 +191,7 @@ class WorkerPool:
         if call is None:  # of an actor that was just lost
             return None
         try:
-            return call.make_message(ref if call.by_reference else self._actors.get(ref))
+            result = ref if call.by_reference else self._actors.get(ref)
         except GoneError as error:
             return self._on_actor_lost(call, error)
         except RunError as error:
@@ -198,18 +199,15 @@ class WorkerPool:
                 raise
             self._reset_learner(error)  # it could not start: its predecessor may still be ending
             return ActorLost(LEARNER, str(error))
+        if handle := self._handles.get(call.name):
+            handle.calls -= 1
+        return call.make_message(result)
 
     def _on_worker_ready(self, worker: str, model_fingerprints: tuple[str, str, str]) -> Message:
         self._handles[worker].state = WorkerState.READY
-        self._handles[worker].calls -= 1
         return WorkerReady(worker, model_fingerprints)
 
-    def _on_target_info(self, worker: str, found: TargetInfo) -> Message:
-        self._handles[worker].calls -= 1
-        return found
-
     def _on_work_reported(self, worker: str, report: WorkerReport, finished: Ref) -> Message:
-        self._handles[worker].calls -= 1
         if report.completed:
             self._work_items.append(finished)
         return WorkReported(worker, report, final=False)

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.assembly.admission import read_chat_template
-from pipeline.assembly.learner import make_drift_monitor
-from pipeline.assembly.loop import make_recorder
+from pipeline.assembly.learner import drift_settings
+from pipeline.assembly.loop import make_runner
 from pipeline.assembly.models import Models, fingerprints, load_models, settle_settings
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import make_drafting
@@ -21,9 +21,10 @@ from pipeline.config.settings import Config
 from pipeline.learner_protocol import Learner
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, read_learner_checkpoint
+from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.local_learner import NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
-from pipeline.loop import Clock, Loop, Stages, TargetRunner
+from pipeline.loop import Clock, Loop
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
@@ -145,15 +146,8 @@ class ServerRun:
             log_text=config.log.text,
             learner_accepts_examples=(lambda: learner.accepts_examples) if learner else (lambda: False),
         )
-        runner = TargetRunner(
-            models.name,
-            Stages(drafting.decode, drafting.translate, drafting.verify),
-            queue.prepare_sequence,
-            make_recorder(models, text=config.log.text),
-            self._make_learner(drafting.head, learned),
-            clock := Clock(perf_counter),
-            queue.on_verdicts,
-        )
+        clock, follower, text = Clock(perf_counter), self._make_learner(drafting.head, learned), config.log.text
+        runner = make_runner(models, drafting, queue.prepare_sequence, follower, clock, queue.on_verdicts, text=text)
         loop = Loop({models.name: runner}, lambda offset: models.name, config.batch, clock)
         if state:
             load_state(loop, state["loop"])
@@ -183,7 +177,7 @@ class ServerRun:
             versions = learned.weights.drafter_version, learned.weights.head_version
         if self._learner:
             return RemoteLearner(self._learner, models.drafter, head, *versions, adopts=live)
-        return NoLearner(make_drift_monitor(self.config), *versions)
+        return NoLearner(DriftMonitor(drift_settings(self.config)), *versions)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

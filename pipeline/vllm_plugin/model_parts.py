@@ -1,6 +1,5 @@
 """The parts of an engine with a drafter model, which is loaded into the engine's process."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.assembly.cache import make_cache
@@ -53,18 +52,12 @@ def load_parts(
     cache = make_cache(config.cache, mode, models, trie)
     translate = Translate(trie, cache, pair.pieces, mode.parse)
     translate.selection = decode.selection
-    spell = _make_speller(models)
-    return models, head, DraftingParts(decode, translate, judge, spell, teacher.temperature)
-
-
-def _make_speller(models: DrafterModels) -> Callable[[list[int]], list[int]]:
-    """Return what spells prompts, each as far as the drafter reads it."""
     encoder = DrafterEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair)
 
     def spell(tokens: list[int]) -> list[int]:
         return models.clip_prompt(encoder.encode_tokens(tokens))
 
-    return spell
+    return models, head, DraftingParts(decode, translate, judge, spell, teacher.temperature)
 
 
 def _supervise_by(teacher: TrieTeacher) -> Supervise:

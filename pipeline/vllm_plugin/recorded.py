@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 
-from pipeline.assembly.learner import make_drift_monitor
+from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.models import DrafterModels, load_vocabulary
 from pipeline.config.settings import Config
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
+from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.local_learner import FollowingLearner, NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Clock, Loop
@@ -155,7 +156,7 @@ class _Builder:
     def _make_learner(self, models: DrafterModels | None, head: AcceptanceHead | None) -> FollowingLearner:
         """Return the learner; if the drafter learns, in a process of its own, which continues from its last commit."""
         if models is None or head is None or not self._settings.learn:
-            return NoLearner(make_drift_monitor(self._config))
+            return NoLearner(DriftMonitor(drift_settings(self._config)))
         checkpoint, versions = read_learner_checkpoint(self._folder), (0, 0)
         if checkpoint:
             apply_weights(checkpoint.weights, models.drafter, head)
