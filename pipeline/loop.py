@@ -175,11 +175,8 @@ class TargetRunner:
         """Verify the drafts of a block, learn from the verdicts and finish the sequences that are completed.
 
         `verify` appends the emitted tokens to each sequence and sets its `finish`; it may come long after the drafts,
-        and omit sequences that were finished since.
-
-        Args:
-            block: the last one that was drafted.
-            measured: whether its time shows what its drafts cost.
+        and omit sequences that were finished since. The block is the last one that was drafted; if `measured`, its time
+        shows what its drafts cost.
         """
         verdicts = [verdict for verdict in self.stages.verify(block.proposals) if verdict.emitted]  # not while reading
         times = (*block.times, self._clock())
@@ -275,12 +272,9 @@ class Loop:
     def run(
         self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = _never_pause
     ) -> Iterator[Event]:
-        """Yield all events of the stream, in order.
-
-        Args:
-            prompts: the stream; after `restore`, only what was not taken from it yet.
-            pause: called between two blocks, after all events so far were consumed; it may `save`. If it returns True,
-                the loop returns without `end`: prompts stay in flight and no last version is published.
+        """Yield all events of the stream, in order. After `restore`, the prompts are only those that were not taken
+        from the stream yet. `pause` is called between two blocks, after all events so far were consumed; it may `save`.
+        If it returns True, the loop returns without `end`: prompts stay in flight and no last version is published.
         """
         yield from self.begin()
         paused = yield from self.until_idle(prompts, pause)

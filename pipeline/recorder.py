@@ -97,12 +97,8 @@ def shown_tokens(row: SequenceState, emitted: Sequence[int]) -> Sequence[int]:
 
 
 class Recorder:
-    """Makes events of what the loop sees.
-
-    Args:
-        bytes_of: bytes of a target id, None for special ones.
-        text: whether events hold text. Without it both texts of a prompt are empty and the bytes of all tokens None;
-            their ids stay.
+    """Makes events of what the loop sees. `bytes_of` returns the bytes of a target id, None for special ones. Without
+    text both texts of a prompt are empty and the bytes of all tokens None; their ids stay.
     """
 
     def __init__(

@@ -180,10 +180,8 @@ def _end_process(process: "subprocess.Popen[bytes]", connection: Connection, own
 
 class ChildCalls:
     """Calls of a function in a child, one at a time. Any thread may call; a fork of this process has its own child.
-
-    Args:
-        make: called in the child with `args`; returns the function that answers calls. Both raise only in the child.
-        name, niceness, variables: as of `Child`. Answers consist of numbers, texts, bytes and collections of these.
+    `make` is called in the child with `args` and returns the function that answers calls; both raise only in the child.
+    The options are as of `Child`. Answers consist of numbers, texts, bytes and collections of these.
     """
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any, name: str, **options: Any) -> None:
@@ -304,13 +302,9 @@ class RestartBudget:
 
 
 class KeptChild:
-    """A child that is started again after it ended.
-
-    Args:
-        start: starts a child. The first is started at once; a thread of this object does the rest.
-        on_message: called with each message.
-        on_end: called after each end, with a `ChildError` or what `start` or `on_message` raised. Returns the seconds
-            before the next start; None to start no other.
+    """A child that is started again after it ended. `start` starts a child: the first at once, the others on a thread
+    of this object, which calls `on_message` with each message and `on_end` after each end, with a `ChildError` or what
+    `start` or `on_message` raised. That returns the seconds before the next start; None to start no other.
     """
 
     def __init__(

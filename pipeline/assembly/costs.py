@@ -30,10 +30,6 @@ def make_costs(
 
     What a run remembered when it began is in its checkpoint: a run that resumes reads the same. Returns the costs that
     decide, and those in seconds that earlier runs on this machine found, if there were any.
-
-    Args:
-        draft, params, batch: of the run.
-        models: one target with the drafter.
     """
     if isinstance(draft.costs, float):
         return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, draft.costs),)), None

@@ -135,12 +135,9 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
 def load_models(
     config: Config, uri: str, fetched: Path, measurements: Measurements | None = None
 ) -> tuple[Models, ...]:
-    """Load the drafter and every target once, in the order in which they are named, swapped-in ones included.
-
-    Args:
-        uri: of the registry for `models:/` names.
-        fetched: what comes from the registry is copied below it.
-        measurements: where it is remembered what is fastest here, and what passes cost; by default on this machine.
+    """Load the drafter and every target once, in the order in which they are named, swapped-in ones included. What
+    comes from the registry `uri`, which has the `models:/` names, is copied below `fetched`. By default it is
+    remembered on this machine what is fastest here, and what passes cost.
     """
     device = pick_device(config.device)
     quantised = {config.weights, config.draft.weights} & {"int8", "int4", "codes", "codes8"}

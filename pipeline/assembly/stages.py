@@ -128,11 +128,8 @@ def make_decode(
     usable: bool,
     trees: bool,
 ) -> Decode:
-    """Make the drafting of the model.
-
-    Args:
-        usable: whether the head has learned or will learn.
-        trees: whether the target reads token trees.
+    """Make the drafting of the model. Its head is `usable` if it has learned or will learn; `trees`: whether the target
+    reads token trees.
     """
     rule = make_stop_rule(draft.stop, costs, usable=usable)
     most = draft.max_draft if "model" in draft.sources else 0

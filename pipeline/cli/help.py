@@ -32,12 +32,7 @@ def order_commands(names: list[str]) -> list[str]:
 
 
 def add_help(app: typer.Typer, words: str = "") -> None:
-    """Give every command of an app its group and its examples.
-
-    Args:
-        app: the app, with all its commands.
-        words: the words that call it, after `omnidraft`.
-    """
+    """Give every command of an app its group and its examples. `words` call the app, after `omnidraft`."""
     if not words:
         app.info.epilog = _format_examples("")
     for command in app.registered_commands:

@@ -98,11 +98,8 @@ def _choices(key: str) -> tuple[Any, ...]:
 
 
 def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a command's options override.
-
-    Args:
-        command: its annotations name the settings.
-        given: the values of its parameters; what was not given is None, an empty list, or False for a `flag`.
+    """The settings that a command's options override. Its annotations name them. `given` are the values of its
+    parameters; what was not given is None, an empty list, or False for a `flag`.
     """
     found: dict[str, Any] = {}
     for name, hint in command.__annotations__.items():

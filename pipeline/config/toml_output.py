@@ -27,12 +27,9 @@ def format_sample() -> str:
 
 
 def format_settings(values: Mapping[str, object], origins: Mapping[str, str], *, changed: bool) -> str:
-    """Format settings as TOML.
-
-    Args:
-        values: JSON values by dotted key. Those that are None are left out, as TOML has no such value.
-        origins: origin of each setting that was given, by key; shown as a comment.
-        changed: leave out the settings that were not given.
+    """Format settings as TOML. `values` are JSON values by dotted key; those that are None are left out, as TOML has no
+    such value. `origins` has the origin of each setting that was given, which is shown as a comment; if `changed`, the
+    others are left out.
     """
     shown = [key for key in settings() if values[key] is not None and (key in origins or not changed)]
     lines: list[str] = []

@@ -50,11 +50,8 @@ class ProcessReport:
 class CpuBudget:
     """Limits the processor time of this process to a share of the wall time, by sleeping between steps of work.
 
-    Unused time is not saved up: each `restart` starts a new count.
-
-    Args:
-        share: share of one core, above 0; 1 or more never sleeps.
-        used: returns the processor time of the process, in seconds.
+    Unused time is not saved up: each `restart` starts a new count. The share is that of one core, above 0; with 1 or
+    more it never sleeps. `used` returns the processor time of the process, in seconds.
     """
 
     def __init__(
@@ -80,12 +77,8 @@ class CpuBudget:
 
 
 class LearnerProcess(LearnerConnection):
-    """A connection to a learner in its own process.
-
-    Args:
-        share: share of one core that it may use.
-        on_event: called with each event of the learner, on a thread of this object.
-        published: number of the newest published version so far.
+    """A connection to a learner in its own process. It may use this share of one core. `on_event` is called with each
+    event of the learner, on a thread of this object; `published` is the number of the newest published version so far.
     """
 
     def __init__(

@@ -40,11 +40,8 @@ class Committer:
 
     A commit is due after some seconds, but only if the cost of all stays a small share of the run's time: a large
     drafter, whose weights take long to write, is committed less often. No decision depends on when commits are made.
-
-    Args:
-        seconds: after which a commit is due.
-        learning: whether an update is being computed, which a snapshot would have to wait for.
-        committed: called by the writer thread after each commit.
+    `seconds` is the interval; `learning` tells whether an update is being computed, which a snapshot would have to wait
+    for; `committed` is called by the writer thread after each commit.
     """
 
     def __init__(

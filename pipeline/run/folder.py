@@ -56,11 +56,8 @@ def open_new_run(run: Path | None, runs: Path = RUNS) -> tuple[Path, Mirror]:
 
 
 def resumed_config(run_folder: Path, name: str, overrides: Mapping[str, object], section: str = "") -> Config:
-    """Return the settings of a resumed run: those that it began with, except for the address of MLflow.
-
-    Args:
-        overrides: settings by dotted keys that take the place of the run's own.
-        section: of settings that may change as well.
+    """Return the settings of a resumed run: those that it began with, except for the address of MLflow. The overrides,
+    by dotted keys, take the place of the run's own; those of `section` may change as well.
     """
     foreign = [key for key in overrides if key != MLFLOW and not (section and key.startswith(f"{section}."))]
     if foreign:

@@ -119,11 +119,8 @@ def open_source(spec: str, options: SourceSettings, *, seed: int = 0, targets: S
     """Open the source that `spec` names.
 
     It names a file, `-`, `hf://owner/dataset[/config]:split`, `ray:PATH`, `kafka://HOST:PORT/TOPIC` or `builtin:NAME`.
-
-    Args:
-        options: how rows become prompts. Columns are checked here wherever they are known before reading.
-        seed: shuffles the built-in streams.
-        targets: the run's targets; where there are several, a row may name its own.
+    Columns are checked here wherever they are known before reading. The seed shuffles the built-in streams; where the
+    run has several targets, a row may name its own.
     """
     rule = PromptRule.from_settings(options)
     dataset, rows = _open_rows(spec, seed)

@@ -129,12 +129,9 @@ def has_tokens(vocabulary: Vocabulary, tokens: dict[int, bytes | None]) -> bool:
 def split_by_prompt(texts: Sequence[CompletedText], share: float, most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the texts to train on, and of those to hold out.
 
-    Every n-th distinct prompt is held out with all its completions, so that no held-out prompt is also trained on.
-
-    Args:
-        texts: in stream order.
-        share: of the distinct prompts to hold out, above 0 and at most a half.
-        most: maximum number of prompts to hold out.
+    Every n-th distinct prompt is held out with all its completions, so that no held-out prompt is also trained on. The
+    texts are in stream order; held out is a share of the distinct prompts, above 0 and at most a half, but `most`
+    prompts at most.
 
     >>> prompts = [(1,), (2,), (1,), (3,), (4,)]
     >>> split_by_prompt([CompletedText(0, prompt, (1,), (9,)) for prompt in prompts], share=0.5, most=2)

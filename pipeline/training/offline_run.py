@@ -68,11 +68,8 @@ class TrainingSummary:
 
 
 def make_training_config(logs: Sequence[Path], overrides: Mapping[str, object], base: Config | None = None) -> Config:
-    """Return the settings of a training: those of the first run, but for what an offline training does differently.
-
-    Args:
-        overrides: settings by dotted key that take precedence.
-        base: settings to begin with in place of the first run's.
+    """Return the settings of a training: those of the first run, but for what an offline training does differently. The
+    overrides, by dotted key, take precedence; with `base` it begins with those in place of the first run's.
     """
     missing = [folder for folder in logs if not (folder / CONFIG).is_file()]
     if missing:
@@ -87,12 +84,9 @@ def make_training_config(logs: Sequence[Path], overrides: Mapping[str, object], 
 
 
 class LogTraining:
-    """A training that is ready to start: logs are read and models are loaded; nothing has been written yet.
-
-    Args:
-        logs: folders of the runs to learn from; their texts must be in their logs.
-        run_folder: new or empty; the training's log and versions go there.
-        newest: number of the newest prompts of each run to use; None for all.
+    """A training that is ready to start: logs are read and models are loaded; nothing has been written yet. The runs to
+    learn from must have their texts in their logs. `run_folder` is new or empty; the training's log and versions go
+    there. Of each run the `newest` prompts are used, all if it is None.
     """
 
     def __init__(
@@ -124,11 +118,8 @@ class LogTraining:
             )
 
     def run(self, passes: int, show: Callable[[str], None]) -> TrainingSummary:
-        """Train, and publish the best drafter as a version.
-
-        Args:
-            passes: maximum number of passes over the texts.
-            show: called with a line that describes the progress.
+        """Train, and publish the best drafter as a version. It passes over the texts `passes` times at most, and calls
+        `show` with lines that describe the progress.
         """
         with self._run.open(self.config.to_json()), stop_on_signals() as stop:
             datasets = [(Path(folder).name, folder) for folder in self.config.sources]

@@ -46,11 +46,8 @@ class PlainTrials(Exploration):
 
 
 class PromptMaker:
-    """Makes a sequence of the tokens of a prompt.
-
-    Args:
-        spell: returns the drafter's pieces of a prompt; `decode` its text, which the log keeps.
-        accepts_examples: whether a training example of the next prompt is recorded.
+    """Makes a sequence of the tokens of a prompt. `spell` returns the drafter's pieces of a prompt, `decode` its text,
+    which the log keeps, and `accepts_examples` whether a training example of the next prompt is recorded.
     """
 
     def __init__(
@@ -101,13 +98,9 @@ class EngineDrafter:
         *,
         drafts: bool = True,
     ) -> list[list[int]]:
-        """Learn from a pass and return per row a draft for the next one, which may be empty.
-
-        Args:
-            top: the target's distributions of the pass: for each row one line after its text, and one after each of the
-                drafted tokens that were read.
-            waiting: as of `SequenceTable.recognise`.
-            drafts: whether anything may be drafted.
+        """Learn from a pass and return per row a draft for the next one, which may be empty. `top` has the target's
+        distributions of the pass: for each row one line after its text, and one after each of the drafted tokens that
+        were read. `waiting` is as of `SequenceTable.recognise`; `drafts`: whether anything may be drafted.
         """
         recognised, departed = self._table.recognise(rows, waiting)
         self._finish(departed)

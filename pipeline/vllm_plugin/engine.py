@@ -77,11 +77,9 @@ class NothingLearned(Learner):
 class PluginEngine:
     """Everything of the plugin that is not vLLM's: drafts for the batch, one call per pass.
 
-    Used by one thread; `commit_if_due` and `close` may be called by another.
-
-    Args:
-        reader: keeps the target's distributions; None if nothing needs them.
-        commit: saves what is due, or with True everything and then closes; by default nothing is kept.
+    Used by one thread; `commit_if_due` and `close` may be called by another. The reader keeps the target's
+    distributions; None if nothing needs them. `commit` saves what is due, or with True everything and then closes; by
+    default nothing is kept.
     """
 
     def __init__(

@@ -96,12 +96,9 @@ def compile_search() -> None:
 
 
 class Search:
-    """The compiled search over a table, a calibration and the texts of rows.
-
-    Args:
-        texts: returns a line of tokens per row; a longer array may replace it.
-        own: whether the own texts are a source.
-        nodes, width: candidates of a tree, and after one place, at most.
+    """The compiled search over a table, a calibration and the texts of rows. `texts` returns a line of tokens per row;
+    a longer array may replace it. `own`: whether the own texts are a source. A tree has at most `nodes` candidates, and
+    `width` after one place.
     """
 
     def __init__(

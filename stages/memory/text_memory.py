@@ -80,12 +80,9 @@ class TextMemory:
     """Proposes token trees from a row's own text and from what the target emitted in completed rows.
 
     It needs no model. It learns at two moments: the chances of its options from every emitted token, whatever drafted
-    it, and the text of a row when the row is released. Private rows are not learned.
-
-    Args:
-        ends: target ids after which nothing follows.
-        own: whether the row's own text is a source.
-        budget_bytes: size of the table of completed rows; 0 for no such source.
+    it, and the text of a row when the row is released. Private rows are not learned. Nothing follows the target ids
+    `ends`. `own`: whether the row's own text is a source; the table of completed rows takes `budget_bytes`, 0 for no
+    such source.
     """
 
     def __init__(

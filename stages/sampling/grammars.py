@@ -79,11 +79,8 @@ class Grammar(LogitTransform):
     tokens before have probability 0, and all places after the parser gave up.
 
     The parser gives up once for all: at a limit of its own (`LIMITS`), or when the masks of the row have taken too much
-    time together, which is a budget as the deadline of a request is.
-
-    Args:
-        matcher: an `LLMatcher` at the beginning. It is copied and stays there.
-        clock: seconds of this thread's CPU time.
+    time together, which is a budget as the deadline of a request is. The matcher, an `LLMatcher` at the beginning, is
+    copied and stays there; the clock gives seconds of this thread's CPU time.
     """
 
     def __init__(self, matcher: Any, eos_ids: Collection[int], clock: Callable[[], float] = time.thread_time) -> None:

@@ -22,11 +22,9 @@ class TokenLogprobs:
 
 
 def compute_logprobs(logits_NV: Tensor, tokens: Sequence[int], most: Sequence[int]) -> list[TokenLogprobs]:
-    """Compute the log probabilities of emitted tokens, in one transfer to the host.
-
-    Args:
-        logits_NV: the target's logits at each token's position; ids that are never emitted at -inf.
-        most: per position the number of alternatives, 0 or more; those with probability zero are omitted.
+    """Compute the log probabilities of emitted tokens, in one transfer to the host. The target's logits are those at
+    each token's position, ids that are never emitted at -inf. `most` is per position the number of alternatives, 0 or
+    more; those with probability zero are omitted.
     """
     logprobs_NV = logits_NV.float().log_softmax(-1)
     top = logprobs_NV.topk(min(max(most), logprobs_NV.shape[-1]))

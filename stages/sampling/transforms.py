@@ -22,12 +22,9 @@ class LogitTransform(Protocol):
     """A change of the target's logits at one place of one row, as a function of what the row emitted before it."""
 
     def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
-        """Change the logits in place. At least one of them must remain finite.
-
-        Args:
-            logits_V: the target's logits; ids that are never emitted at -inf.
-            emitted: the tokens after the prompt and before this place. At a drafted place these end with a draft that
-                may be rejected, so calls come in any order.
+        """Change the logits in place. At least one of them must remain finite. Ids that are never emitted are at -inf.
+        `emitted` are the tokens after the prompt and before this place. At a drafted place these end with a draft that
+        may be rejected, so calls come in any order.
         """
         ...
 

@@ -46,7 +46,9 @@ Supervise = Callable[[SequenceState, tuple[int, ...], TopDistributions], TopLogi
 class Judge(Stage[Proposal, Verdict]):
     """Proposals to verdicts, after another engine's pass. Appends to the rows, as `Verify`.
 
-    A row without a result is one that the pass emitted nothing for: its verdict is empty.
+    A row without a result is one that the pass emitted nothing for: its verdict is empty. `context` has per target id
+    the pieces that the drafter reads for it; the rule computes the levels of translated tokens. Without a drafter these
+    are empty and None.
 
     >>> from stages.contract.blocks import TokenTree
     >>> from stages.sampling.random_source import SeededRandomSource
@@ -62,10 +64,6 @@ class Judge(Stage[Proposal, Verdict]):
     [('accepted', 7), ('rejected', 4), ('unjudged', None)]
     >>> row.tokens, verdict.judged, verdict.accepted
     ([5, 6, 7, 4], 2, 1)
-
-    Args:
-        context: per target id the pieces that the drafter reads for it; empty without a drafter.
-        rule: computes the levels of translated tokens; None without a drafter.
     """
 
     def __init__(

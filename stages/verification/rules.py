@@ -230,12 +230,9 @@ def _excluded_children(test: Test) -> Iterable[int]:
 
 
 def _drafter_level(test: Test, piece: float, children: float) -> float:
-    """Return the drafter's probability of the drafted option.
-
-    Args:
-        piece: probability of the piece that decided.
-        children: summed probability of the pieces that would have led deeper (for STOP), or that the STOP before
-            excluded.
+    """Return the drafter's probability of the drafted option. `piece` is the probability of the piece that decided;
+    `children` the summed probability of the pieces that would have led deeper (for STOP), or that the STOP before
+    excluded.
     """
     if test.position is None:
         return 1.0

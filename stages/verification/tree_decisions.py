@@ -88,10 +88,8 @@ def name_pieces(
     decisions: tuple[Decision, ...], tokens: Sequence[ProposedToken], levels: Sequence[Levels]
 ) -> tuple[Decision, ...]:
     """Return the decisions of a tree of the model's draft with the pieces that its first candidates were drafted as.
-
-    Args:
-        tokens: the m tokens of the draft: its first m candidates; none for a tree of copies.
-        levels: per token what its test would have been without alternatives.
+    The m tokens of the draft are the tree's first m candidates; none for a tree of copies. `levels` has per token what
+    its test would have been without alternatives.
     """
     if not tokens:
         return decisions

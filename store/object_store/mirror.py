@@ -53,11 +53,8 @@ _T = TypeVar("_T")
 
 class ObjectMirror(Mirror):
     """Copies the commits of one log to an object store. All methods raise OmnidraftError if the store does not answer.
-
-    Args:
-        local: the folder of the log, of a run or of a partition.
-        uri: place of the log on the object store.
-        run_folder: folder to which the folders of versions are relative, if that is not `local`.
+    `local` is the folder of the log, of a run or of a partition, `uri` its place on the object store; folders of
+    versions are relative to `run_folder`, if that is not `local`.
     """
 
     def __init__(self, local: Path, uri: str, run_folder: Path | None = None) -> None:

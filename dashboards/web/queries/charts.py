@@ -52,13 +52,10 @@ _NGRAM_TOTALS = read_statement("charts/ngram_totals")
 def read_stream(
     log: LogReader, window: int = 0, split: str = "none", folders: Mapping[str, Path] | None = None
 ) -> dict[str, Any]:
-    """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens.
-
-    Args:
-        window: prompts per point; 0 chooses a suitable number.
-        split: `none`, or `dataset` or `target` for one curve each.
-        folders: of the runs, by name, in the order of the page: the first is compared with the others. Their summaries
-            have the result of the check.
+    """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens. A window of 0 prompts per
+    point is a suitable one; `split` is `none`, or `dataset` or `target` for one curve each. `folders` are those of the
+    runs, by name, in the order of the page: the first is compared with the others, and their summaries have the result
+    of the check.
     """
     if split not in SPLITS:
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")

@@ -88,12 +88,9 @@ def make_app(
     api_key: str | None = None,
     host: str = "127.0.0.1",
 ) -> FastAPI:
-    """Make the application. The server that runs it uses its `state.active_requests`.
-
-    Args:
-        defaults: parameters of requests that leave them out; `max_tokens` is that of OpenAI's interface all the same.
-        api_key: that every request must carry except those for `/health`; None for none.
-        host: the address that it will be served on.
+    """Make the application. The server that runs it uses its `state.active_requests`. Requests take what they leave out
+    from `defaults`, but `max_tokens` from OpenAI's interface. With a key every request must carry it, except those for
+    `/health`. `host` is the address that it will be served on.
     """
     active = ActiveRequests()
     completions = _Completions(engine, limits, metrics, defaults, active)

@@ -95,11 +95,9 @@ def load_gguf_model(
     codes: bool = False,
     maps: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """Make the model of a file, with all of its weights in one type.
-
-    Args:
-        codes: whether linear modules keep the codes of their weights too (`stages/engine/quantisation/modules.py`).
-        maps: whether the quantised matrices of a model, given without weights, stay in the file; None: never.
+    """Make the model of a file, with all of its weights in one type. If `codes`, linear modules keep the codes of their
+    weights too (`stages/engine/quantisation/modules.py`). `maps` tells whether the quantised matrices of a model, given
+    without weights, stay in the file; None: never.
     """
     config = make_config(file)
     config.name_or_path = str(file.path)

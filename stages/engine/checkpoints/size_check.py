@@ -97,10 +97,7 @@ def estimate_memory(source: str, dtype: str, *, trained: bool = False) -> int:
     files are here.
 
     The codes of a GGUF file are packed as they are. Other weights are numbers of modules first, and packed then.
-
-    Args:
-        dtype: name of the modules' type in torch, or `auto`.
-        trained: whether the weights are trained, which makes numbers of codes.
+    `dtype` is the name of the modules' type in torch, or `auto`. Of weights that are trained, codes become numbers too.
     """
     if path := find_gguf(source):
         read = read_gguf(path)

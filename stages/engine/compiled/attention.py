@@ -72,12 +72,8 @@ class _Attention:
                 self._divide(head, outputs, totals)
 
     def _over_keys(self, keys: Value, count: Value, visit: Visit) -> None:
-        """Emit what is done for every `VECTOR_SIZE` keys, in the order of the text.
-
-        Args:
-            keys: address of the list of a token's keys.
-            count: how many there are. For numbers beyond, the last key is visited again.
-            visit: emits what is done.
+        """Emit what is done for every `VECTOR_SIZE` keys, in the order of the text. The list of a token's keys is at
+        `keys`; for numbers beyond their count the last key is visited again. `visit` emits what is done.
         """
         emit = self._emit
         consecutive = emit.field(keys, KeyList.CONSECUTIVE)

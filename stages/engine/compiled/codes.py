@@ -13,12 +13,8 @@ from stages.engine.quantisation.layouts import VECTORS, WORD
 
 
 class Block:
-    """Reads a packed block of `VECTOR_SIZE` outputs, with the methods of `ArrayBlocks`.
-
-    Args:
-        words: address of its words.
-        scales: address of its scales.
-        wide: whether scales have 32 bits and not 16.
+    """Reads a packed block of `VECTOR_SIZE` outputs, with the methods of `ArrayBlocks`. Words and scales are addresses;
+    `wide` scales have 32 bits and not 16.
     """
 
     def __init__(self, emit: Emitter, words: Value, scales: Value, *, wide: bool) -> None:

@@ -239,11 +239,8 @@ def _address(tensor: Tensor | None) -> int:
 
 
 class _Lines:
-    """The integers of a pass, of which one array is made: positions, slots, wanted rows, keys.
-
-    Args:
-        begins: the first slot of each of its rows.
-        window: number of tokens that sliding layers attend to.
+    """The integers of a pass, of which one array is made: positions, slots, wanted rows, keys. `begins` has the first
+    slot of each of its rows; `window` is the number of tokens that sliding layers attend to.
     """
 
     def __init__(self, batch: ForwardBatch, begins: Sequence[int], window: int | None) -> None:
@@ -268,11 +265,8 @@ class _Lines:
     def _list_keys(
         self, begin: int, start: int, number: int, path: Sequence[int] | None, window: int | None
     ) -> tuple[int, int, int, int]:
-        """Return what a token attends to, see `KeyList`.
-
-        Args:
-            path: those that it follows in a tree, and itself; None in a chain.
-            window: how many tokens it attends to at most, its own included.
+        """Return what a token attends to, see `KeyList`. `path` are those that it follows in a tree, and itself, None
+        in a chain; it attends to at most `window`, its own included.
         """
         branch = len(self._branches)
         if path is None:

@@ -79,11 +79,9 @@ def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
 
 
 def pack_matrix(matrix: Matrix, *, input_bits: int) -> PackedMatrix:
-    """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them.
-
-    Args:
-        matrix: its number of inputs is one of which `can_pack_inputs` is true.
-        input_bits: 32, or those that inputs are rounded to; numbers that are no codes are multiplied unrounded.
+    """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them. Its number of inputs is
+    one of which `can_pack_inputs` is true. Inputs have 32 bits, or `input_bits` that they are rounded to; numbers that
+    are no codes are multiplied unrounded.
     """
     if matrix.codes is not None:
         return _pack_codes(_name_form(matrix.codes), [_read_rows(matrix.codes)], matrix.bias_O, input_bits)

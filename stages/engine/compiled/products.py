@@ -276,12 +276,8 @@ class _Product:
     def _add_groups(
         self, totals: Sequence[Sequence[Value]], groups: Sequence[Group], inputs: Sequence[Value], sums: Sequence[Value]
     ) -> None:
-        """Add the products of the same group of some blocks to the sums of all rows.
-
-        Args:
-            totals: of each block and row.
-            inputs: address of each row's inputs of the group.
-            sums: of what is known of them, see `InputSum`.
+        """Add the products of the same group of some blocks to the sums of all rows. `totals` has one of each block and
+        row, `inputs` the address of each row's inputs of the group, `sums` what is known of them, see `InputSum`.
         """
         multiply = self._multiply_rounded if self._kind.rounds else self._multiply_codes
         for part in range(self._scales):

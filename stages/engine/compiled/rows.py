@@ -158,11 +158,8 @@ class _HeadNorm:
 def _rotate_head(
     emit: Emitter, shape: ModelShape, head: Value, target: Value, turns: Value, norm: tuple[Value, Value] | None
 ) -> None:
-    """Rotate one head; the cosines of a position are followed by its sines.
-
-    Args:
-        turns: address of the cosines.
-        norm: factor and address of the weights of its norm.
+    """Rotate one head; the cosines of a position are followed by its sines. `turns` is the address of the cosines,
+    `norm` the factor and the address of the weights of its norm.
     """
     build, half = emit.builder, shape.rotated // 2
     kind = ir.VectorType(FLOAT, next(count for count in (VECTOR_SIZE, 8, 4, 2, 1) if half % count == 0))

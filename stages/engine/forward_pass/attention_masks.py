@@ -69,11 +69,8 @@ def make_mask(
 
 
 def mask_chains(mask_BQK: Tensor, queries_BQ1: Tensor, keys: range, window: int | None) -> None:
-    """Hide later keys and those before the window from every query, in place; padding queries are 0.
-
-    Args:
-        keys: the slots that are read, whose positions are the same.
-        window: as for `make_tree_mask`.
+    """Hide later keys and those before the window from every query, in place; padding queries are 0. `keys` are the
+    slots that are read, whose positions are the same; the window is as for `make_tree_mask`.
     """
     keys_K = torch.arange(keys.start, keys.stop, device=mask_BQK.device)
     mask_BQK.masked_fill_(keys_K > queries_BQ1, -torch.inf)
@@ -94,17 +91,14 @@ def make_tree_mask(
 ) -> Tensor:
     """Make a mask for rows of new tokens that are trees (B, Q, K): True for cached tokens, ancestors and the token.
 
-    New token i of a row is in the slot after its cached tokens and i others. Padding attends to the first key,
-    because a query that attends to nothing may give NaN.
+    New token i of a row is in the slot after its cached tokens and i others. Padding attends to the first key, because
+    a query that attends to nothing may give NaN. A token attends to `window` tokens of its text, its own included,
+    None: to all. `left`: whether short rows are padded on the left.
 
     >>> make_tree_mask([2], [[[0], [0, 1], [0, 2]]], range(5), torch.device("cpu")).int()
     tensor([[[1, 1, 1, 0, 0],
              [1, 1, 1, 1, 0],
              [1, 1, 1, 0, 1]]], dtype=torch.int32)
-
-    Args:
-        window: number of tokens of its text that a token attends to, its own included; None: all.
-        left: whether short rows are padded on the left.
     """
     width, size, seen = max(map(len, paths)), len(keys), window or keys.stop
     padding: list[list[Sequence[int]]] = [[()] * (width - len(row_paths)) for row_paths in paths]

@@ -157,12 +157,9 @@ def read_texts(model: Any, texts: Sequence[Sequence[int]], wanted: Sequence[int]
 def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_inputs: bool = False) -> float:
     """Return the largest difference between a forward pass and the model in standard deviations of the logits.
 
-    Logits that the model sets to minus infinity or to the smallest number are compared as such.
-
-    Args:
-        length: number of tokens of the longer text.
-        rounds_inputs: whether the forward pass is an approximation (int8, int4, bfloat16): then the root of the mean
-            square of the differences is returned, which does not grow with the vocabulary.
+    Logits that the model sets to minus infinity or to the smallest number are compared as such. The longer text has
+    `length` tokens. For an approximation (int8, int4, bfloat16), which `rounds_inputs`, the root of the mean square of
+    the differences is returned, which does not grow with the vocabulary.
     """
     with shorten_spans(model):
         reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
@@ -251,11 +248,8 @@ def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length:
     """Check whether a forward pass that reads a tree of new tokens gives each the logits of its own path.
 
     A row that branches twice is read together with a chain. One path is kept, some tokens of the chain are rolled back,
-    and both rows are continued, the second by a tree.
-
-    Args:
-        limit: largest deviation of its logits.
-        length: number of tokens of the longer text.
+    and both rows are continued, the second by a tree. Its logits may deviate by `limit`; the longer text has `length`
+    tokens.
     """
     forward = make()
     if not forward.reads_trees:

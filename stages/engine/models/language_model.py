@@ -250,11 +250,8 @@ class LanguageModel:
     ) -> tuple[Tensor, Tensor]:
         """Compute new tokens of every admitted sequence, in order of admission. Returns logits and hidden states as of
         `Forward`. Raises `ValueError` for other rows, parents that do not fit the tokens, or a tree where the model
-        reads chains only.
-
-        Args:
-            rows: all admitted sequences.
-            tokens, wanted, hidden, parents: as of `ForwardBatch`; `keep_path` keeps one path of a tree.
+        reads chains only. `rows` are all admitted sequences, the other arguments as of `ForwardBatch`; `keep_path`
+        keeps one path of a tree.
         """
         if list(rows) != self._order:
             raise ValueError("rows must be all admitted rows in the order of admission")

@@ -127,12 +127,9 @@ def find_attached(linear: nn.Linear) -> Codes | None:
 
 
 def find_groups(linear: nn.Linear, bits: int, *, quantise: bool) -> Codes | None:
-    """Return the codes of a module's weight.
-
-    Args:
-        linear: its attached codes are used if `find_attached` finds them.
-        quantise: whether a weight without codes is quantised to these bits; else, None is returned for it. A weight
-            that changed after codes were attached is always quantised.
+    """Return the codes of a module's weight. Its attached codes are used if `find_attached` finds them. `quantise`:
+    whether a weight without codes is quantised to these bits; else None is returned for it. A weight that changed after
+    codes were attached is always quantised.
     """
     attached = find_attached(linear)
     if attached is not None:

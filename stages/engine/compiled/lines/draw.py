@@ -20,7 +20,8 @@ NOTHING = -1  # index where there is no weight
 
 
 def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int:
-    """Draw an index in proportion to nonnegative weights; `NOTHING` if all are 0.
+    """Draw an index in proportion to nonnegative weights; `NOTHING` if all are 0. `can_read` must accept the weights;
+    `uniform` is in [0, 1). Excluded indices have no weight here.
 
     >>> import torch
     >>> weights_V = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0])
@@ -28,11 +29,6 @@ def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int
     [0, 0, 2, 3, 3]
     >>> [draw(weights_V, uniform, excluded=[0]) for uniform in (0.0, 0.49, 0.5)], draw(weights_V, 0.5, [0, 2, 3])
     ([2, 2, 3], -1)
-
-    Args:
-        weights_V: which `can_read` accepts.
-        uniform: in [0, 1).
-        excluded: indices that have no weight here.
     """
     index, indices = array("q", (NOTHING,)), array("q", excluded)
     draw_index(weights_V.data_ptr(), len(weights_V), uniform, *indices.buffer_info(), index.buffer_info()[0])

@@ -57,10 +57,7 @@ class LargestLogits:
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the ids of the largest logits of some lines and these logits, in descending order (N, K), of equal
         ones the first, and the sum of the exponentials of all distances from the largest, at the temperature (N, 1).
-
-        Args:
-            logits_NV: at least K per line, no NaN.
-            lines: indices of N lines.
+        There are at least K logits per line, no NaN; `lines` are the indices of N lines.
         """
         numbers = array("q", lines)
         shape = len(numbers), self._count

@@ -56,12 +56,9 @@ class PieceEstimates:
     def __call__(
         self, hidden_BW: Tensor, logits_BD: Tensor, pieces: Sequence[int], index: int, weights: Sequence[Tensor]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the head's input (B, F) and its estimates of the probability of acceptance (B,).
-
-        Args:
-            hidden_BW, logits_BD, index: as of `piece_features`.
-            pieces: the drafted piece of every line.
-            weights: the parameters of the head, in their order.
+        """Return the head's input (B, F) and its estimates of the probability of acceptance (B,). `pieces` has the
+        drafted piece of every line; `weights` are the parameters of the head, in their order; the others are as of
+        `piece_features`.
         """
         lines, size = logits_BD.shape
         features = np.empty((lines, self._width + EXTRA), np.float32)

@@ -17,16 +17,13 @@ VALUES = 3  # of a place: two probabilities and an entropy; it is given by as ma
 
 
 def read_token_values(logits_NV: Tensor, places: Sequence[tuple[int, int, int]]) -> list[list[float]]:
-    """Return per place the probabilities of its two tokens and the entropy of its line, in nats.
+    """Return per place the probabilities of its two tokens and the entropy of its line, in nats. `can_read` must accept
+    the logits, and the largest of a line is finite. Each of the J places is the index of a line and two ids.
 
     >>> import torch
     >>> logits_NV = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.25]]).log()
     >>> [[round(value, 4) for value in values] for values in read_token_values(logits_NV, [(1, 2, 0), (1, 0, 0)])]
     [[0.25, 0.5, 1.0397], [0.5, 0.5, 1.0397]]
-
-    Args:
-        logits_NV: which `can_read` accepts. The largest of a line is finite.
-        places: J times the index of a line and two ids.
     """
     given, outputs = array("q", chain.from_iterable(places)), array("f", bytes(4 * VALUES * len(places)))
     logits = logits_NV.data_ptr(), logits_NV.stride(0), logits_NV.shape[1]

@@ -40,11 +40,8 @@ class Features:
         return cls(wide, 512 if wide and features.get("avx512vnni") else 256 if narrow else 0)
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-        """Add, per number of 32 bits, the products of its bytes with those of an input.
-
-        Args:
-            codes: unsigned bytes.
-            inputs: signed bytes.
+        """Add, per number of 32 bits, the products of its bytes with those of an input. The codes are unsigned bytes,
+        the inputs signed ones.
         """
         if self.dots == 512:
             return _dot(emit, totals, codes, inputs)

@@ -72,12 +72,9 @@ INPUT_SUMS = 8  # numbers per group
 
 
 def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, bits: int) -> None:
-    """Store a group of a row's inputs as a product reads them, and their sums.
-
-    Args:
-        sums: address of its numbers, see `InputSum`.
-        bits: of an input: 32, or 16 or 8 if rounded with one scale for the group. Of 16 bits the lower bytes are
-            stored first, signed, and then the higher ones.
+    """Store a group of a row's inputs as a product reads them, and their sums. `sums` is the address of its numbers,
+    see `InputSum`. An input has 32 bits, or 16 or 8 if rounded with one scale for the group. Of 16 bits the lower bytes
+    are stored first, signed, and then the higher ones.
     """
     build = emit.builder
     if bits == FLOAT_BITS:
