@@ -195,7 +195,6 @@ def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs:
 def _make_chooser(
     draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int
 ) -> ChooseDraft:
-    """Make the choice between all sources of drafts."""
     model = "model" in draft.sources
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
     return ChooseDraft(

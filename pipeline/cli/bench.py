@@ -95,7 +95,6 @@ def _describe(found: "ArmComparison") -> Iterator[str]:
 
 
 def _make_table(found: "ArmComparison") -> "Table":
-    """One row per arm."""
     heads = ("", "tokens/s", "tokens/forward", "to plain", "quartiles", "same texts")
     rows = [
         (

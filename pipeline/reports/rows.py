@@ -160,7 +160,6 @@ def _cell(value: Any) -> str:
 
 
 def _to_line(value: Any) -> str:
-    """One line, floats to four digits."""
     if value is None:
         return ""
     if isinstance(value, float):

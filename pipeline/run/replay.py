@@ -93,7 +93,6 @@ class Replay:
         return count
 
     def _start(self, stop: Stop, display: Display) -> tuple[Loop, SourcePosition]:
-        """Build the loop, and restore the last commit if the run resumes."""
         run = self._run
         run.connect(self.config, self._uri, datasets_of(self._sources, self.config.sources))
         loop = build_loop(self.config, self._models, run.folder, level=logging.INFO)
@@ -139,7 +138,6 @@ class Replay:
         return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}, broken
 
     def _resume(self, state: State, loop: Loop, position: SourcePosition, display: Display, stop: Stop) -> None:
-        """Restore the state of the last commit."""
         then = [tuple(before) for before in state["models"]]
         changed = [now[0] for now, before in zip(self._fingerprints, then, strict=True) if now[1:] != before[1:]]
         if changed:

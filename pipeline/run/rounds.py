@@ -134,7 +134,6 @@ class LoopInRounds:
 
 
 def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
-    """Return the emitted target ids per prompt."""
     emitted: dict[int, list[int]] = {prompt.offset: [] for prompt in prompts}
     for event in events:
         if isinstance(event, PromptRejected):

@@ -135,7 +135,6 @@ class RayRows(Rows):
 
 
 def _import_ray(spec: str) -> Any:
-    """Import Ray and silence its log."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_extra("ray", "ray", spec)
     import_module("ray.data")
@@ -155,7 +154,6 @@ def _start_ray(ray: Any) -> Any:
 
 
 def _find_files(path: str) -> tuple["FileSystem", list[str]]:
-    """Find the files that a path or URI names, sorted by name."""
     from pyarrow import fs
 
     place, _, query = path.partition("?") if "://" in path else (os.path.abspath(path), "", "")
@@ -172,7 +170,6 @@ def _find_files(path: str) -> tuple["FileSystem", list[str]]:
 
 
 def _get_dataset_name(spec: str) -> str:
-    """Return a file's stem, or the folder's name."""
     place = spec.removeprefix(SPEC)
     path = PurePosixPath(place.partition("?")[0] if "://" in place else os.path.abspath(place))
     if "*" in path.name:

@@ -100,7 +100,6 @@ class KafkaRows(Rows):
         return TopicPartition(self.dataset, self._partition, offset)
 
     def _choose_partition(self, consumer: Any, wanted: str | None) -> int:
-        """Return the number of the partition that the source names."""
         topic = consumer.list_topics(self.dataset, timeout=SECONDS_TO_OPEN).topics[self.dataset]
         if topic.error is not None:
             raise SourceError(f"The source '{self._spec}' must be a topic of the broker, but: {topic.error.str()}.")

@@ -191,7 +191,6 @@ class LogTraining:
             yield example
 
     def _divide(self, examples: Sequence[TrainingExample]) -> tuple[list[TrainingExample], list[TrainingExample]]:
-        """Return the held-out examples and those to train on, each in the order of the texts."""
         held, ordered = set(self._held), sorted(examples, key=lambda example: example.offset)
         return (
             [example for example in ordered if example.offset in held],

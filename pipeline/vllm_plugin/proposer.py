@@ -139,7 +139,6 @@ class OmnidraftProposer:
 
 
 def _close(engine: PluginEngine) -> None:
-    """Close the engine; an error at the end of the process is logged."""
     try:
         engine.close()
     except Exception:

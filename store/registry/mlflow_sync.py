@@ -199,7 +199,6 @@ class _Replica:
             self._client.log_batch(run_id, metrics=metrics)
 
     def _finish(self, run: SentRun) -> None:
-        """Add the summary and the files."""
         path = self._folder / FILES[0]
         summary = numbers_of(json.loads(path.read_bytes())) if path.is_file() else {}
         # "final/" makes a section of their own among the charts; step 0 makes a bar of each instead of a dot

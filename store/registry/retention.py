@@ -83,7 +83,6 @@ def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:
 
 
 def _still_there(former: Sequence[int], versions: Sequence[RegisteredVersion], champion: int | None) -> list[int]:
-    """Return the former champions that still exist, the latest last."""
     left = {version.number for version in versions} - {champion}
     return [number for number in former if number in left]
 

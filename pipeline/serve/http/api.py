@@ -271,7 +271,6 @@ class _Completions:
         return parsed
 
     def _prepare(self, parsed: ParsedRequest) -> list[EncodedPrompt]:
-        """Tokenise the prompts and compile the grammar."""
         param = "messages" if parsed.is_chat else "prompt"
         try:
             if parsed.is_chat:

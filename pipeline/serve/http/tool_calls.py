@@ -234,7 +234,6 @@ class CallReader:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object; None for anything else."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

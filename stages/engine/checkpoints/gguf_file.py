@@ -275,7 +275,6 @@ def _choose(files: list[Path], which: str, folder: str) -> Path:
 
 
 def _find_on_hub(repository: str, which: str) -> Path:
-    """Return the file of a repository, from the cache or fetched."""
     from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub.file_download import repo_folder_name
 

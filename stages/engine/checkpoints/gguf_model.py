@@ -215,7 +215,6 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
 
 
 def _rope(file: GgufFile, head: int) -> dict[str, Any]:
-    """Return the parameters of the rotary embedding."""
     turned, longest = file.field("rope.dimension_count", head), file.field("context_length")
     if file.field("attention.value_length", head) != head or (turned != head and file.architecture != "phi3"):
         raise ModelError(
@@ -300,7 +299,6 @@ def _find_sources(file: GgufFile, config: Any, expected: Mapping[str, Tensor]) -
 def _read_weights(
     file: GgufFile, config: Any, sources: Mapping[str, list[str]], expected: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return weights of a model under the names of `transformers`."""
     weights = {name: _convert(file, config, names) for name, names in sources.items()}
     for name, weight in weights.items():
         if weight.shape != expected[name].shape:

@@ -74,7 +74,6 @@ def _refuse(name: str, what: str) -> ModelError:
 
 
 def _make_byte_level(fields: Mapping[str, Any], name: str) -> Tokenizer:
-    """Make the tokenizer of a byte-level vocabulary."""
     family = fields.get("pre")
     if family not in _RULE_OF:
         known = ", ".join(sorted(_RULE_OF))
@@ -122,7 +121,6 @@ def _find_cut_share(rule: Any, fields: Mapping[str, Any]) -> float:
 
 
 def _make_sentencepiece(fields: Mapping[str, Any], name: str) -> Tokenizer:
-    """Make the tokenizer of a SentencePiece vocabulary of the kind BPE."""
     for field in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if fields.get(field):
             raise _refuse(name, f"leave texts as they are, as vocabularies of the kind BPE do, but states {field}")

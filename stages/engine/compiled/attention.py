@@ -127,7 +127,6 @@ class _Attention:
             emit.store(scores, self._place_score(head, number))
 
     def _limit(self, scores: Value) -> Value:
-        """Return scores that the cap limits, if the model has one."""
         cap, build = self._shape.cap, self._emit.builder
         if not cap:
             return scores

@@ -315,7 +315,6 @@ class _Product:
         return build.sitofp(total, VECTOR)
 
     def _spread(self, start: Value, number: int, kind: ir.Type) -> Value:
-        """Return copies of a number of 32 bits."""
         return self._emit.spread(self._emit.load(self._emit.offset(start, number, 4), kind))
 
     def _multiply_rounded(

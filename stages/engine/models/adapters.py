@@ -165,7 +165,6 @@ def merge_lora(model: Any, source: str) -> Any:
 
 
 def _read_saved(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of an adapter as peft wrote them."""
     path = folder / _WEIGHTS
     if path.exists():
         return load_file(path)

@@ -58,8 +58,6 @@ def from_order(typing_context: Any, order: Any) -> Any:
 
 @intrinsic
 def _power_of_two(typing_context: Any, power: Any) -> Any:
-    """Return 2 to the power of a whole number of float32."""
-
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         bits = ir.IntType(32)
         exponent = builder.add(builder.fptosi(arguments[0], bits), bits(127))

@@ -113,7 +113,6 @@ def _read_distribution(logits: Floats, piece: int, index: int, features: Floats)
 
 @compiled
 def _estimate(head: Integers, width: int, inner: int, layers: int, features: Floats) -> np.float32:
-    """Return the probability that the head gives to features."""
     inputs = features.copy()
     _normalise(inputs[:width], floats_at(head[NORM_SCALE], width), floats_at(head[NORM_SHIFT], width))
     state, added = np.empty(inner, np.float32), np.empty(inner, np.float32)

@@ -101,7 +101,6 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
 
 @cache
 def _digest_code() -> str:
-    """Return a digest of the modules that write functions."""
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
