@@ -249,10 +249,6 @@ class TargetRunner:
         self._recording = state["recording"]
 
 
-def _never_pause() -> bool:
-    return False
-
-
 class Loop:
     """Routes prompts to their runners and steps these, with up to `batch` prompts in flight in all.
 
@@ -270,7 +266,7 @@ class Loop:
         self._route, self._batch, self._begun = route, batch, False
 
     def run(
-        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = _never_pause
+        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
         """Yield all events of the stream, in order. After `restore`, the prompts are only those that were not taken
         from the stream yet. `pause` is called between two blocks, after all events so far were consumed; it may `save`.
@@ -293,7 +289,10 @@ class Loop:
     ) -> Generator[Event, None, bool]:
         """Run prompts until the stream ends and nothing is in flight, or until paused; return whether it was paused."""
         while True:
-            yield from self._admit(prompts)
+            while sum(map(len, self.runners.values())) < self._batch and (event := next(prompts, None)) is not None:
+                yield event  # rejected source rows pass through
+                if isinstance(event, PromptReceived):
+                    yield from self.runners[event.target or self._route(event.offset)].admit(event)
             if pause():
                 return True
             active = [runner for runner in self.runners.values() if len(runner)]
@@ -326,10 +325,3 @@ class Loop:
         self.clock.resume(state["seconds"])
         for name, runner in self.runners.items():
             runner.load_state_dict(state["runners"][name])
-
-    def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        """Admit prompts until the batch is full. Rejected source rows pass through as events."""
-        while sum(map(len, self.runners.values())) < self._batch and (event := next(prompts, None)) is not None:
-            yield event
-            if isinstance(event, PromptReceived):
-                yield from self.runners[event.target or self._route(event.offset)].admit(event)

@@ -23,7 +23,6 @@ from benchmarks.model_building.recipes import ModelRecipe
 from benchmarks.model_building.spelled_texts import Mixture, PlacedText, RowSampler, TextSpeller, read_references
 from pipeline.assembly.models import load_only_target, load_vocabulary
 from pipeline.config.settings import Config
-from stages.engine.models import huggingface
 from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -122,7 +121,7 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
         seconds=seconds,
     )
     folder = out / base.model.name
-    huggingface.save(folder, model, tokenizer)
+    recipes.save(folder, model, tokenizer)
     card = make_card(recipe, report, rows, accuracy)
     (folder / "README.md").write_text(card, encoding="utf-8")
     return report

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from pyarrow import parquet
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.model_building import pretrain
 from benchmarks.model_building.pretrain import Recipe, Report
@@ -173,7 +174,14 @@ def make_tokenizer(recipe: ModelRecipe, texts: list[str]) -> Any:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "tokenizer.json"
         train_tokenizer(recipe, texts, path)
-        return huggingface.wrap_tokenizer(path, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNK)
+        special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNK}
+        return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+
+
+def save(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a Hugging Face folder: bfloat16 safetensors, configuration, tokenizer."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def make_llama(recipe: ModelRecipe, tokenizer: Any) -> Any:
@@ -211,7 +219,7 @@ def build(recipe: ModelRecipe, data: Path, out: Path, progress: Callable[[int, f
     )
     folder = out / model.name
     samples = [pretrain.sample_text(llama, tokenizer, prompt) for prompt in SAMPLE_PROMPTS]
-    huggingface.save(folder, llama, tokenizer)
+    save(folder, llama, tokenizer)
     (folder / "README.md").write_text(model_card(recipe, report, samples), encoding="utf-8")
     return report
 

@@ -1,7 +1,6 @@
 """The n-gram cache of one target, as configured."""
 
 import logging
-from pathlib import Path
 
 from pipeline.assembly.models import DrafterModels
 from pipeline.config.sections import CacheSettings
@@ -44,14 +43,13 @@ def _read_saved_ngrams(models: DrafterModels) -> list[Entry]:
     except VocabularyError as error:
         LOG.warning("the n-gram cache of the drafter is left out: %s", error)
         return []
-    return [_check_ngram(path, models, *ngram) for ngram in saved]
-
-
-def _check_ngram(path: Path, models: DrafterModels, pieces: tuple[int, ...], token: int, count: int) -> Entry:
-    known = models.pair.pieces[token] if 0 <= token < len(models.pair.pieces) else None
-    if known != pieces or len(pieces) < 2 or count < 1:
-        raise CorruptError(
-            f"{path} must hold n-grams as its two vocabularies spell them, but has the pieces {pieces} as "
-            f"token {token}, seen {count} times; delete the file to start with an empty cache"
-        )
-    return Entry(known, token, count)  # the pair's own pieces, which take no memory of their own
+    entries = list[Entry]()
+    for pieces, token, count in saved:
+        known = models.pair.pieces[token] if 0 <= token < len(models.pair.pieces) else None
+        if known != pieces or len(pieces) < 2 or count < 1:
+            raise CorruptError(
+                f"{path} must hold n-grams as its two vocabularies spell them, but has the pieces {pieces} as "
+                f"token {token}, seen {count} times; delete the file to start with an empty cache"
+            )
+        entries.append(Entry(known, token, count))  # the pair's own pieces, which take no memory of their own
+    return entries

@@ -61,11 +61,6 @@ def draftable(draft: DraftSettings, words: Pair) -> set[int]:
     return MODES[draft.mode].draftable_pieces(words.pieces)
 
 
-def has_copies(draft: DraftSettings) -> bool:
-    """Whether anything but the drafter drafts."""
-    return set(draft.sources) != {"model"} and MODES[draft.mode].copies
-
-
 def make_sampling_params(settings: SamplingSettings) -> SamplingParams:
     """The sampling parameters of the settings: of all prompts, or the defaults of requests."""
     return SamplingParams(settings.temperature, settings.top_k, settings.top_p, max_tokens=settings.max_new_tokens)

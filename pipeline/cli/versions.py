@@ -117,8 +117,11 @@ def show(
     elif not found:
         print(f"{name or 'the registry'} has no version yet; `omnidraft replay` publishes some")
     else:
-        for model, versions in groupby(found, attrgetter("name")):
-            _print_versions(model, list(versions))
+        for model, group in groupby(found, attrgetter("name")):
+            versions = list(group)
+            pair = next((f"{one.drafter} for {one.target}: " for one in versions if one.drafter and one.target), "")
+            print(f"{to_printable(pair)}models:/{to_printable(model)}")
+            print_table(_HEADS, map(_row, versions))
 
 
 @versions_group.command()
@@ -349,12 +352,6 @@ def export(
 
 def _print_usage(name: str, which: str) -> None:
     print(f"use it: omnidraft replay --drafter models:/{name}{which}")
-
-
-def _print_versions(name: str, versions: Sequence["RegisteredVersion"]) -> None:
-    pair = next((f"{one.drafter} for {one.target}: " for one in versions if one.drafter and one.target), "")
-    print(f"{to_printable(pair)}models:/{to_printable(name)}")
-    print_table(_HEADS, map(_row, versions))
 
 
 def _row(version: "RegisteredVersion") -> list[str]:

@@ -20,7 +20,7 @@ from pipeline.assembly.admission import Admission
 from pipeline.assembly.loop import make_runner
 from pipeline.assembly.models import fingerprints, load_models
 from pipeline.assembly.probe import examples_of
-from pipeline.assembly.stages import Drafting, make_drafting
+from pipeline.assembly.stages import make_drafting
 from pipeline.assembly.training import piece_cost
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
@@ -137,17 +137,13 @@ class DecodeWorker:
         drafting = make_drafting(config, self._models, preamble=admission.find_preamble())
         self._memory = drafting.decode.memory
         self._memory.start_sharing()
-        self._loop = self._build_loop(config, admission, drafting)
-        self._run.commit_by(config.commit.seconds, lambda: None, self._on_event, text=config.log.text)
-        return model_fingerprints
-
-    def _build_loop(self, config: Config, admission: Admission, drafting: Drafting) -> Loop:
-        """As `build_loop`, with a remote learner."""
         models, clock = self._models, Clock(perf_counter)
         clock.resume(time.time() - self._setup.began)
         learner = RemoteLearner(self._connection, models.drafter, drafting.head)
         runner = make_runner(models, drafting, admission.admit, learner, clock, text=config.log.text)
-        return Loop({models.name: runner}, config.router, config.batch, clock)
+        self._loop = Loop({models.name: runner}, config.router, config.batch, clock)
+        self._run.commit_by(config.commit.seconds, lambda: None, self._on_event, text=config.log.text)
+        return model_fingerprints
 
     def describe_target(self) -> TargetInfo:
         """Describe the target for the learner. Called before the first work item."""

@@ -6,7 +6,7 @@ that a decision names is in the log, also when a process dies.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from stages.learn.training.weight_update import Weights, export_weights
 from stages.ngrams.trie import build_direct_trie
 from stages.translate import cache_ngrams
 from stages.verification.rules import MODES
-from store.events import Event, PromptCompleted, VersionPublished
+from store.events import Event, VersionPublished
 from store.log.manifest import MANIFEST, PREVIOUS, RunKind, read_manifest
 from store.log.partitions import LEARNER, partition_folder
 from store.log.parts import completed_prompts
@@ -124,17 +124,13 @@ class LearnerService:
         self._cache.load_state_dict(state["cache"])
         self.published = state["published"]
         self._seen.extend(state["seen"])
-        for prompt in self._read_logged(self._seen):
-            self.learner.replay_history(prompt)
-
-    def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
-        """Read those of these prompts that are in the run's log, in any partition."""
-        if not any((self._setup.run_folder / name).exists() for name in (MANIFEST, PREVIOUS)):
-            return []
-        wanted = frozenset(offsets)
-        prompts = completed_prompts(self._setup.run_folder)
-        logged = {prompt.offset: prompt for prompt in prompts if prompt.offset in wanted}
-        return [logged[offset] for offset in offsets if offset in logged]
+        folder = self._setup.run_folder
+        if any((folder / name).exists() for name in (MANIFEST, PREVIOUS)):
+            wanted = frozenset(self._seen)
+            logged = {prompt.offset: prompt for prompt in completed_prompts(folder) if prompt.offset in wanted}
+            for offset in self._seen:
+                if offset in logged:
+                    self.learner.replay_history(logged[offset])
 
     def _save(self) -> State:
         return {

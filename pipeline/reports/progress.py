@@ -143,7 +143,10 @@ class PlainDisplay(Display):
     def show(self, event: Event) -> None:
         """Log a message every 10 seconds, at the first completed prompt, and for every drift, recall and version."""
         super().show(event)
-        self._report_if_due(completed=isinstance(event, PromptCompleted))
+        now, completed = self._clock(), isinstance(event, PromptCompleted)
+        if (completed and not self._has_reported) or now >= self._due:
+            LOG.info("%s", ", ".join(filter(None, (self._status_line(), self._describe_left()))), extra=self._status())
+            self._due, self._has_reported = now + LINE_SECONDS, self._has_reported or completed
         match event:
             case Drifted():
                 LOG.info("%s", event.description, extra={"prompt": event.offset, "action": event.action})
@@ -153,12 +156,6 @@ class PlainDisplay(Display):
                 version = {"prompt": event.offset, "version": event.version, "reason": event.reason}
                 text = f"version {event.version}, up to prompt {event.offset} ({event.reason}): {event.changes}"
                 LOG.info("%s", text, extra=version | {"changes": event.changes})
-
-    def _report_if_due(self, *, completed: bool) -> None:
-        now, is_first = self._clock(), completed and not self._has_reported
-        if is_first or now >= self._due:
-            LOG.info("%s", ", ".join(filter(None, (self._status_line(), self._describe_left()))), extra=self._status())
-            self._due, self._has_reported = now + LINE_SECONDS, self._has_reported or completed
 
 
 def _recall_line(event: Recalled) -> str:

@@ -90,13 +90,10 @@ def require_new(run_folder: Path, name: str | None = None) -> None:
             f"{name} holds a run that is not finished; resume it with `omnidraft replay --resume {name}` (that of a "
             f"server by `omnidraft serve --resume {name}`) or name another folder with --run"
         )
-    if run_folder.exists() and any(_is_of_somebody(path.name) for path in run_folder.iterdir()):
+    names = [path.name for path in run_folder.iterdir()] if run_folder.exists() else []
+    # What a process leaves that was killed while it created the run counts as nothing.
+    if any(one not in (LOCK, OWNER) and not (one.startswith(".") and one.endswith(".tmp")) for one in names):
         raise RunError(f"a run needs a new or empty folder, but {name} holds files; name another with --run")
-
-
-def _is_of_somebody(name: str) -> bool:
-    """Return whether a file is more than a process leaves that was killed while it created the run."""
-    return name not in (LOCK, OWNER) and not (name.startswith(".") and name.endswith(".tmp"))
 
 
 def is_unfinished(run_folder: Path) -> bool:

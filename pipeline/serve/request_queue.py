@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -46,11 +46,7 @@ class PendingRequest:
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
-    prompt_tokens: int = field(init=False)
     emitted: int = 0
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.request.prompt.tokens)
 
     @property
     def begun(self) -> bool:
@@ -82,7 +78,7 @@ class PendingRequest:
         usage = None
         if finish:
             text += self.text_stream.close()
-            usage = Usage(self.prompt_tokens, self.emitted, self.blocks, self.drafted, self.accepted)
+            usage = Usage(len(self.request.prompt.tokens), self.emitted, self.blocks, self.drafted, self.accepted)
         try:
             self.listener(Chunk(text, tokens, logprobs, finish, usage))
         except Exception:  # for example a closed event loop: the client is gone
@@ -191,8 +187,8 @@ class RequestQueue(Iterator[PromptReceived]):
             if early:
                 pending.emit("", early)
                 continue
-            self._prefilled += pending.prompt_tokens
             request = pending.request
+            self._prefilled += len(request.prompt.tokens)
             name = f"{request.request_id}#{request.choice}" if request.choice else request.request_id
             text = request.prompt.text if request.store and self._log_text else ""
             return PromptReceived(pending.offset, name, DATASET, pending.offset + 1, text)

@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 
+from pipeline.assembly.cache import make_cache
 from pipeline.assembly.learner import drift_settings
-from pipeline.assembly.models import DrafterModels, load_vocabulary
+from pipeline.assembly.models import DrafterModels, load_drafter_models, load_vocabulary
+from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_sampling_params, make_teacher
 from pipeline.config.settings import Config
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
@@ -28,6 +30,7 @@ from pipeline.run.context import RunContext
 from pipeline.run.folder import RUNS, is_unfinished, mlflow_of
 from pipeline.vllm_plugin.drafter import DATASET, EngineDrafter
 from pipeline.vllm_plugin.engine import (
+    DraftingParts,
     EngineFacts,
     PluginEngine,
     build_drafter,
@@ -36,13 +39,22 @@ from pipeline.vllm_plugin.engine import (
     make_costs,
     make_textless_recorder,
 )
-from pipeline.vllm_plugin.model_parts import load_parts
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
+from stages.contract.blocks import SequenceState, TopLogits
 from stages.contract.snapshot import State, load_state
+from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead
-from stages.learn.examples.top_distributions import LogitsReader
+from stages.learn.examples.teacher import TrieTeacher
+from stages.learn.examples.top_distributions import LogitsReader, TopDistributions
 from stages.learn.training.weight_update import apply_weights
+from stages.ngrams.trie import build_direct_trie
+from stages.prompts.prefix_cache import PrefixCache
+from stages.prompts.prompt_reader import PromptReader
+from stages.translate import Translate
+from stages.verification.judge import Judge, Supervise
+from stages.verification.rules import MODES
+from stages.vocabulary.chat import DrafterEncoder
 from store.errors import RunError
 from store.events import Event
 from store.log.manifest import RunKind
@@ -90,6 +102,7 @@ class _Builder:
         folder = settings.run.resolve() if settings.run else None
         self._run = RunContext(folder, RunKind.ENGINE) if folder else None
         self._folder = folder or RUNS
+        self._fetched = self._folder.parent / ".fetched"
         self._uri = settings.mlflow_uri or mlflow_of(str(self._folder))
         self._learning: LearnerProcess | None = None
         self._reader: LogitsReader | None = None
@@ -117,7 +130,7 @@ class _Builder:
         costs = make_costs(settings)
         models, head, parts = None, None, make_copying_parts(facts)
         if "model" in settings.sources:
-            models, head, parts = load_parts(self._config, facts, costs, self._uri, self._folder.parent / ".fetched")
+            models, head, parts = self._load_parts(costs)
         learner = self._make_learner(models, head)
         recorder, decode = self._make_recorder(models)
         if self._run:
@@ -130,7 +143,7 @@ class _Builder:
             recorder,
             learner,
             self._take,
-            self._accepts_examples,
+            lambda: self._learning is not None and self._learning.accepts_examples,
             decode,
             clock,
         )
@@ -142,6 +155,43 @@ class _Builder:
             )
         return PluginEngine(drafter, self._reader, self._commit)
 
+    def _load_parts(self, costs: CostModel) -> tuple[DrafterModels, AcceptanceHead, DraftingParts]:
+        """Load the drafter and build the stages that use it."""
+        config = self._config
+        models = load_drafter_models(config, self._uri, self._fetched, decodes=True)
+        head = make_head(models, config.seed)
+        mode, pair = MODES[config.draft.mode], models.pair
+        trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
+        decode = make_decode(
+            config.draft,
+            make_sampling_params(config.sampling),
+            models,
+            head,
+            costs,
+            trie,
+            usable=head.came_trained or config.learn.enabled,
+            trees=False,  # vLLM verifies chains
+        )
+        if models.drafter.forward_pass.cuts_rows:
+            prefixes = PrefixCache(config.prompts.cache_bytes, CHUNK) if config.prompts.cache_bytes else None
+            decode.reader = PromptReader(models.drafter, CHUNK, prefixes, text=lambda row: row.pieces)
+        teacher = make_teacher(models, config.sampling.temperature)
+        judge = Judge(
+            self._facts.ends,
+            pair.context,
+            mode.make_rule(trie, pair.pieces),
+            _supervise_by(teacher) if config.learn.enabled else None,
+        )
+        cache = make_cache(config.cache, mode, models, trie)
+        translate = Translate(trie, cache, pair.pieces, mode.parse)
+        translate.selection = decode.selection
+        encoder = DrafterEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair)
+
+        def spell(tokens: list[int]) -> list[int]:
+            return models.clip_prompt(encoder.encode_tokens(tokens))
+
+        return models, head, DraftingParts(decode, translate, judge, spell, teacher.temperature)
+
     def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
         """Return what makes events, and what returns the text of a prompt; without texts, no tokenizer is loaded."""
         if not self._config.log.text:
@@ -149,7 +199,7 @@ class _Builder:
         vocabulary = (
             models.target_vocabulary
             if models
-            else load_vocabulary(self._facts.model, self._config.publish, self._folder.parent / ".fetched")
+            else load_vocabulary(self._facts.model, self._config.publish, self._fetched)
         )
         return Recorder(self._facts.model, vocabulary.bytes_of, vocabulary.decode), vocabulary.decode
 
@@ -173,9 +223,6 @@ class _Builder:
         published = checkpoint.published if checkpoint else None
         self._learning = LearnerProcess(learned, LEARNER_SHARE, self._show, published)
         return RemoteLearner(self._learning, models.drafter, head, *versions)
-
-    def _accepts_examples(self) -> bool:
-        return self._learning is not None and self._learning.accepts_examples
 
     def _take(self, events: Iterable[Event]) -> None:
         if self._run:
@@ -220,3 +267,11 @@ class _Builder:
             if self._learning:
                 self._learning.close(LEARNER_SECONDS)
             self.exit.close()
+
+
+def _supervise_by(teacher: TrieTeacher) -> Supervise:
+    def supervise(row: SequenceState, emitted: tuple[int, ...], top: TopDistributions) -> TopLogits:
+        lines = top.select(0, len(emitted))
+        return teacher.keep(len(row.pieces), emitted, lines.ids_NK, lines.logits_NK, lines.sums_N1)
+
+    return supervise

@@ -226,7 +226,9 @@ def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
     judged = decisions.filter(pc.is_in(decisions["outcome"].cast(pa.string()), outcomes))
     places = decisions.append_column("pieces_count", pc.list_value_length(decisions["pieces"]))
     for side in ("drafter", "target"):
-        places = places.append_column(f"{side}_level", _first_elements(decisions[f"{side}_levels"]))
+        levels = decisions[f"{side}_levels"]
+        filled = pc.if_else(pc.equal(pc.list_value_length(levels), 0), None, levels)  # null for an empty list
+        places = places.append_column(f"{side}_level", pc.list_element(filled, 0).cast(pa.float64()))
     return {
         "counts_by_version": _count_groups(decisions, "counts_by_version"),
         "counts_by_place": _count_groups(places, "counts_by_place"),
@@ -242,9 +244,3 @@ def _count_groups(decisions: pa.Table, table: str) -> pa.Table:
     renamed = {f"{column}_{how}": name for name, (column, how) in measures.items()} | {"count_all": "decisions"}
     rows = counts.rename_columns([renamed.get(name, name) for name in counts.schema.names])
     return rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
-
-
-def _first_elements(levels: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the first element of each list in double precision; null for an empty list."""
-    filled = pc.if_else(pc.equal(pc.list_value_length(levels), 0), None, levels)
-    return pc.list_element(filled, 0).cast(pa.float64())

@@ -183,7 +183,9 @@ def schema_of(table: str) -> pa.Schema:
         raise OmnidraftError(f"a table must be one of {', '.join(TABLES)}, got {table!r}")
     hints = get_type_hints(TABLES[table])
     fields = [pa.field("seq", pa.int64(), nullable=False)]
-    fields += [_field(name, annotation) for name, annotation in hints.items()]
+    for name, annotation in hints.items():
+        inner = _strip_none(annotation)
+        fields.append(pa.field(name, _column_type(name, inner), nullable=inner is not annotation))
     return pa.schema(fields, metadata={"omnidraft.table": table, "omnidraft.schema_version": str(SCHEMA_VERSION)})
 
 
@@ -248,11 +250,6 @@ def _round_floats(values: pa.Array) -> pa.Array:
     """Round to the nearest float32 numbers whose lower 16 bits are zero."""
     bits = pc.add(values.view(pa.uint32()), pa.scalar(1 << 15, pa.uint32()))
     return pc.bit_wise_and(bits, pa.scalar(0xFFFF0000, pa.uint32())).view(pa.float32())
-
-
-def _field(name: str, annotation: Any) -> pa.Field:
-    inner = _strip_none(annotation)
-    return pa.field(name, _column_type(name, inner), nullable=inner is not annotation)
 
 
 def _strip_none(annotation: Any) -> Any:

@@ -126,14 +126,10 @@ class LogPoints:
 
 def _common_end(logs: Logs) -> float:
     """Return the second up to which the logs of all workers at work are complete."""
-    ends = [
-        _last_finish(folder, manifest)
-        for folder, manifest in logs.items()
-        if manifest.kind is RunKind.WORKER and not manifest.finished
-    ]
-    return min(ends, default=math.inf)
-
-
-def _last_finish(folder: Path, manifest: Manifest) -> float:
-    parts = manifest.tables["prompts"]
-    return max(read_part(folder, parts[-1], ["finished"])["finished"].to_pylist(), default=0.0) if parts else 0.0
+    ends = [math.inf]
+    for folder, manifest in logs.items():
+        if manifest.kind is RunKind.WORKER and not manifest.finished:
+            parts = manifest.tables["prompts"]
+            finished = read_part(folder, parts[-1], ["finished"])["finished"].to_pylist() if parts else ()
+            ends.append(max(finished, default=0.0))
+    return min(ends)

@@ -170,19 +170,16 @@ class _Replica:
             if number in run.versions:
                 continue
             try:
-                run.versions[number] = self._send_version(run, event)
+                publication = Publication(self._client, run, event, self._folder / event.folder)
+                values, when = self._curves.describe_version(event), publication.ended
+                self._log(run.run_id, [Point(key, value, event.offset, when) for key, value in values.items()])
+                run.versions[number] = publication.send()  # last, since what was sent is not sent again
                 sent += 1
             except Exception as error:
                 if not isinstance(error, CorruptError) and is_transient(error):
                     raise
                 refused.append(f"version {number}: {error}")  # the others do not wait for it
         return sent, tuple(refused)
-
-    def _send_version(self, run: SentRun, event: VersionPublished) -> SentVersion:
-        publication = Publication(self._client, run, event, self._folder / event.folder)
-        values = self._curves.describe_version(event)
-        self._log(run.run_id, [Point(key, value, event.offset, publication.ended) for key, value in values.items()])
-        return publication.send()  # last, since what was sent is not sent again
 
     def _send_points(self, run_id: str, logs: Logs, *, ended: bool) -> int:
         points, total = self._points.read(logs, ended=ended), 0

@@ -130,19 +130,14 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
         yield f"An earlier version was restored {_count_times(restored)}."
     changed, end = last["changed_at"], tokens["last"]
     parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
-    before, until, now = (_read_efficiency(log, tokens["run"], first, until) for first, until in parts)
+    queries = [_EFFICIENCY.format(run=quote_text(tokens["run"]), first=first, last=until) for first, until in parts]
+    before, until, now = (log.select(query).to_pylist()[0]["efficiency"] for query in queries)
     if before is not None and until is not None:
         yield (
             f"Tokens per target forward were {before:.2f} in the {min(AROUND, changed)} prompts before the "
             f"{'last ' if len(drifts) > 1 else ''}change, at prompt {changed}, {until:.2f} from there until the drift "
             f"was detected, and {now:.2f} in the last {min(AROUND, end + 1)}."
         )
-
-
-def _read_efficiency(log: LogReader, run: str, first: int, last: int) -> float | None:
-    (row,) = log.select(_EFFICIENCY.format(run=quote_text(run), first=first, last=last)).to_pylist()
-    efficiency: float | None = row["efficiency"]
-    return efficiency
 
 
 def read_check(folder: Path) -> dict[str, int] | None:

@@ -101,16 +101,10 @@ def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, An
         best = max(measured, key=lambda version: version["probe"]["greedy"]["value"], default=None)
         digests = {version["drafter_digest"] for version in mine}
         equal = len(mine) > 1 and len(digests) == 1 and "" not in digests
-        sentences = [_describe_equal(mine)] if equal else _compare(mine[0], newest, best)
+        same = f"Equal drafters: all {len(mine)} versions have the same weights. Since version {mine[0]['version']}: "
+        sentences = [f"{same}{_describe_changes(mine[0], newest)}."] if equal else _compare(mine[0], newest, best)
         found = {"run": line[0], "target": line[1], "newest": newest["version"], "best": best and best["version"]}
         yield found | {"equal": equal, "sentences": sentences}
-
-
-def _describe_equal(mine: Sequence[Mapping[str, Any]]) -> str:
-    return (
-        f"Equal drafters: all {len(mine)} versions have the same weights. "
-        f"Since version {mine[0]['version']}: {_describe_changes(mine[0], mine[-1])}."
-    )
 
 
 def _describe_changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -30,7 +30,6 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 from transformers import __version__ as transformers_version
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
@@ -302,17 +301,6 @@ def new_llama(seed: int, **shape: Any) -> LlamaForCausalLM:
     """Make a Llama with random weights; `shape` is passed to `LlamaConfig`."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**shape))
-
-
-def wrap_tokenizer(path: Path, **special_tokens: str) -> PreTrainedTokenizerFast:
-    """Make a `transformers` tokenizer from a `tokenizers` JSON file and the names of its special tokens."""
-    return PreTrainedTokenizerFast(tokenizer_file=str(path), **special_tokens)
-
-
-def save(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a Hugging Face folder: bfloat16 safetensors, configuration, tokenizer."""
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 @contextmanager

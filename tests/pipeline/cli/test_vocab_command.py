@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks.model_building import recipes
 from pipeline.cli.models import vocab
-from stages.engine.models.huggingface import wrap_tokenizer
 from store.errors import ConfigError, SourceError
 
 TEXTS = ["the cat sat", "the dog sat on the cat", "a cat\nand a dog", "the the the cat [bold]"]
@@ -38,7 +38,8 @@ def save_tokenizer(folder: Path, texts: Sequence[str], split: str, specials: Seq
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "raw.json"))
-    wrap_tokenizer(folder / "raw.json", bos_token=recipes.BOS, eos_token=recipes.EOS).save_pretrained(folder)
+    special = {"bos_token": recipes.BOS, "eos_token": recipes.EOS}
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "raw.json"), **special).save_pretrained(folder)
     return folder
 
 

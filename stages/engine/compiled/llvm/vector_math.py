@@ -39,7 +39,8 @@ def exponential(emit: Emitter, x: Value) -> Value:
     bits = build.shl(build.add(build.fptosi(power, INTS), emit.ints(127)), emit.ints(23))
     value = build.fmul(value, build.bitcast(bits, VECTOR))
     # Not a number stays one: it is not below anything.
-    return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), _keep_nan(emit, x, value))
+    value = build.select(build.fcmp_unordered("uno", x, x), x, value)
+    return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), value)
 
 
 def one_and_exponential(emit: Emitter, x: Value) -> Value:
@@ -54,10 +55,6 @@ def tangent(emit: Emitter, x: Value) -> Value:
     build = emit.builder
     share = build.fdiv(emit.floats(2.0), one_and_exponential(emit, build.fmul(x, emit.floats(2.0))))
     return build.fsub(emit.floats(1.0), share)
-
-
-def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
-    return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
 
 
 class InputSum(IntEnum):

@@ -14,6 +14,7 @@ from places import ROOT
 from tiny_pair import TinyPair
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.model_building import recipes
 from benchmarks.model_building.shapes import SHAPES, write_shape
 from stages.engine.checkpoints.size_check import (
     estimate_memory,
@@ -183,7 +184,7 @@ def test_a_model_takes_about_what_is_estimated(kind: str, folder: Path, tmp_path
     else:
         shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
         model = huggingface.new_llama(0, vocab_size=16000, **shape)
-        huggingface.save(large, model, AutoTokenizer.from_pretrained(folder))
+        recipes.save(large, model, AutoTokenizer.from_pretrained(folder))
         _, mapped = measure_files(large)
     command = [sys.executable, "-c", LOAD, str(small), str(large)]
     taken = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)

@@ -23,7 +23,8 @@ from transformers import (
     Qwen2_5_VLConfig,
 )
 
-from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama, save
+from benchmarks.model_building import recipes
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError
 
@@ -313,7 +314,7 @@ def test_ordinary_tokens_without_an_output_are_refused(wide):
     folder, tokenizer = wide
     model = load_causal_model(str(folder), "float32", "cpu")
     model.resize_token_embeddings(len(tokenizer) - 40)
-    save(folder, model, tokenizer)
+    recipes.save(folder, model, tokenizer)
     with pytest.raises(ModelError, match=r"must have an output for each token .* without one, such as"):
         load_tokenizer(str(folder))
 
