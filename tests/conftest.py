@@ -6,13 +6,15 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in front of torch: every core has a process of tests for itself
 os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a thread per tiny tensor waits for its turn on a busy machine
+os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "0"  # seconds between attempts to reach an MLflow that is not there
+os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
 os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import compiled_code
 import mlflow_tables
@@ -49,11 +51,25 @@ LONGEST = (  # files that take longest begin first, so that no process is left w
     "pipeline/run/",
 )
 
+WITH_RAY = ("cluster/test_ray_backend.py", "sources/test_ray_data.py", "contract/test_source_contract.py")
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`: a process of tests per core; none beside this one for a single file."""
     one = len(config.args) == 1 and config.args[0].partition("::")[0].endswith(".py")
     return 0 if one else min(len(os.sched_getaffinity(0)), 8)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the files that use Ray as one, so that one cluster serves them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray" if file.endswith(WITH_RAY) else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -183,22 +199,35 @@ def kafka_broker() -> LoopbackBroker:
     return LoopbackBroker()
 
 
-@pytest.fixture(scope="module")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray on two cores of this machine with an object store of 80 MB; the folder that it would spill into."""
-    ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
-    folder = tmp_path_factory.mktemp("spill")
+@pytest.fixture(scope="session")
+def spill_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ray writes there what its object store cannot hold."""
+    return tmp_path_factory.mktemp("spill")
+
+
+@pytest.fixture(scope="session")
+def ray_address(spill_folder: Path) -> Iterator[str]:
+    """A Ray cluster of this machine with an object store of 80 MB, for all files that use Ray."""
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    from ray.cluster_utils import Cluster
+
+    head: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80_000_000, "include_dashboard": False}
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")  # workers have Ray's environment
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **keys}.items():
+            patch.setenv(name, value)
         with warm_python.ray_workers():
-            ray.init(
-                "local",
-                num_cpus=2,
-                object_store_memory=80_000_000,
-                object_spilling_directory=str(folder),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        yield folder
-        ray.shutdown()
+            head["object_spilling_directory"] = str(spill_folder)
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(ray_address: str) -> Iterator[None]:
+    """Ray, connected to the cluster."""
+    import ray
+
+    ray.init(ray_address, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow
@@ -14,15 +14,6 @@ from pipeline.sources.stream import open_source
 from store.errors import SourceError
 
 pytest.importorskip("ray", reason="needs the extra 'ray'")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _set_keys() -> Iterator[None]:
-    """Set the keys of an object store; Ray's workers have the environment in which Ray was started."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        yield
 
 
 def table(path: Path, *rows: Mapping[str, object]) -> None:
@@ -38,7 +29,7 @@ def bytes_in(folder: Path) -> int:
 
 
 @pytest.mark.sweep
-def test_more_than_ray_s_store_holds_streams_through_it_in_order(tmp_path, ray_cluster):
+def test_more_than_ray_s_store_holds_streams_through_it_in_order(tmp_path, ray_cluster, spill_folder):
     for number in range(20):  # 10 MB each once it is read; the store holds 80
         names = [f"{number}/{row}" for row in range(1000)]
         table(tmp_path / f"{number:02}.parquet", *({"prompt": name.ljust(10_000, "x")} for name in names))
@@ -46,7 +37,7 @@ def test_more_than_ray_s_store_holds_streams_through_it_in_order(tmp_path, ray_c
     for event in open_source(f"ray:{tmp_path}", PLAIN).read(0):
         assert event.text.rstrip("x") == next(expected)
         if event.offset % 500 == 0:
-            spilt = max(spilt, bytes_in(ray_cluster))
+            spilt = max(spilt, bytes_in(spill_folder))
     assert next(expected, None) is None
     assert spilt == 0, "Ray prefetched more than its store holds"
 
@@ -86,7 +77,9 @@ def test_a_source_is_a_file_a_folder_or_a_pattern(tmp_path, ray_cluster, monkeyp
 
 
 @pytest.mark.parametrize("path", ["prompts", "prompts/*.jsonl", "prompts/1.jsonl"])
-def test_files_may_be_in_an_object_store(ray_cluster, path):
+def test_files_may_be_in_an_object_store(ray_cluster, monkeypatch, path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):  # Ray's workers have them already
+        monkeypatch.setenv(name, "test")
     moto_server = pytest.importorskip("moto.server", reason="needs a server to talk to: pip install 'moto[server]'")
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

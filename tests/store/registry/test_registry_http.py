@@ -23,12 +23,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return read_store(default_uri(folder))
 
 
-@pytest.fixture(autouse=True)
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
-
-
 @pytest.mark.slow
 def test_a_server_stores_the_same_as_a_local_store(tmp_path: Path, expected: dict, capfd: pytest.CaptureFixture[str]):
     with mlflow_server(tmp_path) as server:
