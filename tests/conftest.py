@@ -120,6 +120,7 @@ def _cache_of_this_session(pytestconfig: pytest.Config, tmp_path_factory: pytest
             compiled_code.compile_all()
         patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
         yield
+        compiled_code.store_compiled(cache)
 
 
 @pytest.fixture(scope="session", autouse=True)

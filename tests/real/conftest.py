@@ -9,7 +9,7 @@ from real_models import DATASETS, prompts_of, pull_gemma3_or_skip, put_smollm2_i
 from stages.vocabulary.disk_cache import cache_folder
 
 OWN_CACHE = cache_folder() or Path("no-cache")  # the user's, read before the tests have one of their own
-EACH = 5  # prompts of a dataset
+EACH = 3  # prompts of a dataset
 
 
 @pytest.fixture(scope="session")

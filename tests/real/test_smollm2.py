@@ -93,7 +93,7 @@ def test_greedy_chats_equal_generate_while_the_drafter_learns(
     config = config_for([smollm2], questions, batch=batch, sampling__max_new_tokens=NEW_TOKENS)
     run_replay(config, tmp_path)
     prompts = rows_by_offset(tmp_path, "prompts")
-    assert len(prompts) == 20
+    assert len(prompts) == 12
     assert len({row["dataset"] for row in prompts}) == 4
     found = emitted_by(tmp_path)
     expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))

@@ -17,7 +17,7 @@ import pytest
 import warm_python
 from object_serving import objects, place  # noqa: F401  (fixtures)
 from places import ROOT
-from serving_runs import Serve
+from serving_runs import Serve, serve_dashboards
 from stream_making import append, prompt, stream, write
 
 from store.log.manifest import MANIFEST, PREVIOUS
@@ -37,10 +37,12 @@ def get(url: str, headers: Mapping[str, str] = {}, body: Any = None) -> tuple[in
         return error.code, error.read().decode(), error.headers
 
 
-@pytest.fixture
-def address(serve: Serve, tmp_path: Path) -> str:
-    write(tmp_path / "runs" / "a", stream())
-    return serve(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    runs = tmp_path_factory.mktemp("served") / "runs"
+    write(runs / "a", stream())
+    with serve_dashboards(runs) as address:
+        yield address
 
 
 @pytest.mark.parametrize(("host", "status"), [("localhost:8000", 200), ("evil.example", 403)])

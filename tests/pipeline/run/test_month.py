@@ -26,7 +26,6 @@ from store.registry.registry import list_versions
 from store.registry.retention import prune
 from store.registry.run_description import RunDescription
 
-COMMIT, COMPACT = 250, 1_000  # prompts between two
 KEEP, PUBLISHED = 3, 4  # registered versions that stay, and those of a day
 JOINED = 20_000  # rows of a joined part: few, so that joining takes as much memory early as late
 STATE = {"state.json": b"{}"}
@@ -43,8 +42,8 @@ def resident_mebibytes() -> float:
 class Month:
     """A run that commits, compacts and sends to a registry as real runs do."""
 
-    def __init__(self, folder: Path, prompts: int) -> None:
-        self.folder, self._prompts = folder, prompts
+    def __init__(self, folder: Path, prompts: int, day: int) -> None:
+        self.folder, self._prompts, self.day = folder, prompts, day
         self._loop, self._log = stub_loop(batch=8), RunLog(folder, part_rows=20_000)
         self._events = EventSink(self._log)
         self.memory: list[float] = []
@@ -67,14 +66,15 @@ class Month:
             for offset in range(self._prompts)
         )
         self._events.take(self._loop.begin())
-        for number in range(COMMIT, self._prompts + 1, COMMIT):
-            self._events.take(self._loop.until_idle(islice(prompts, COMMIT), lambda: False))
+        commit = self.day // 4
+        for number in range(commit, self._prompts + 1, commit):
+            self._events.take(self._loop.until_idle(islice(prompts, commit), lambda: False))
             self._log.commit(Commit(lambda: STATE), wait=True)
             self._forget()
-            if number % COMPACT == 0:
+            if number % self.day == 0:
                 self._sync.update(stopped=False)
                 compact(self.folder, rows=JOINED, grace=0.0)
-                self._publish_day(number // COMPACT)
+                self._publish_day(number // self.day)
                 self._look()
         self._events.take(self._loop.end())
         self._log.finish()
@@ -123,14 +123,14 @@ def require_flat(month: Month, prompts: int) -> None:
     assert max(month.threads) <= month.threads[0] + 1, month.threads
     # Rows are never removed, so bytes grow with them, and joined parts become more; files of single commits do not.
     assert month.files[-1] <= month.files[0] + 16 * prompts / JOINED + 12, month.files
-    per_prompt = [size / (COMPACT * (place + 1)) for place, size in enumerate(month.bytes)]
+    per_prompt = [size / (month.day * (place + 1)) for place, size in enumerate(month.bytes)]
     assert per_prompt[-1] <= 1.1 * per_prompt[0], per_prompt
     summary = write_summary(month.folder)
     assert summary["totals"]["prompts"] == prompts
     assert summary["check"]["mismatches"] == 0
     assert summary["check"]["decisions"] == prompts * 10 // 4
     assert month.count_points() == prompts, "each prompt once, whatever was joined in the meantime"
-    days = prompts // COMPACT
+    days = prompts // month.day
     assert month.pruned == (days - 1) * PUBLISHED, "all versions of earlier days"
     assert month.registered == [PUBLISHED] * days, "the newest, with their ancestors"
     assert max(month.artifacts) <= 1.1 * month.artifacts[0], month.artifacts
@@ -138,13 +138,13 @@ def require_flat(month: Month, prompts: int) -> None:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self to read memory and open files from")
 @pytest.mark.parametrize(
-    "prompts",
+    ("prompts", "day"),
     [
-        4_000,
-        pytest.param(100_000, marks=[pytest.mark.sweep, pytest.mark.timeout(3600)]),
+        (2_000, 500),
+        pytest.param(100_000, 1_000, marks=[pytest.mark.sweep, pytest.mark.timeout(3600)]),
     ],
 )
-def test_nothing_grows_but_the_rows(tmp_path: Path, prompts: int):
-    month = Month(tmp_path / "run", prompts)
+def test_nothing_grows_but_the_rows(tmp_path: Path, prompts: int, day: int):
+    month = Month(tmp_path / "run", prompts, day)
     month.run()
     require_flat(month, prompts)

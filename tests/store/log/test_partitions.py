@@ -36,14 +36,14 @@ def write_partitions(folder: Path, events: list[Event], workers: int = 2) -> Pat
     return folder
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "whole" / "run", small_run_events())
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("whole") / "run", small_run_events())
 
 
-@pytest.fixture
-def parted(tmp_path: Path) -> Path:
-    return write_partitions(tmp_path / "parted" / "run", small_run_events())
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_partitions(tmp_path_factory.mktemp("parted") / "run", small_run_events())
 
 
 def rows_of(run: Path, query: str) -> list[dict]:
@@ -103,12 +103,13 @@ def test_partitions_are_compacted_separately_and_counts_stay_correct(tmp_path: P
         assert log.check().miscounts.num_rows == 0
 
 
-def test_a_commit_of_a_partition_advances_the_commit_time_of_the_run(parted: Path):
-    before = committed_at(parted)
-    with RunLog(create_worker_partition(parted)) as log:
+def test_a_commit_of_a_partition_advances_the_commit_time_of_the_run(tmp_path: Path):
+    run = write_partitions(tmp_path / "run", small_run_events())
+    before = committed_at(run)
+    with RunLog(create_worker_partition(run)) as log:
         log.append(make_update())
-    assert committed_at(parted) > before
-    assert committed_at(parted / "nothing") == 0.0
+    assert committed_at(run) > before
+    assert committed_at(run / "nothing") == 0.0
 
 
 def test_a_worker_that_was_declared_dead_can_no_longer_commit(tmp_path: Path):

@@ -130,7 +130,7 @@ def test_a_product_is_that_of_its_matrix_and_a_row_has_the_same_bits_among_any_o
 NARROW = [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256)]
 
 
-@pytest.mark.representatives(*(f"16-{kind}-features{number % 2}" for number, kind in enumerate(KINDS)))
+@pytest.mark.representatives("16-Q4_0-features0", "16-Q4_K-features1", "8-Q6_K-features0", "8-GROUPS8-features1")
 @pytest.mark.parametrize("features", NARROW)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("input_bits", list(LARGEST_CODES))

@@ -28,11 +28,6 @@ SHAPE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "few-bits"))
-
-
 @pytest.fixture(scope="module")
 def llama() -> Any:
     """A Llama with random weights whose matrices fit groups of 32."""

@@ -47,11 +47,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "mapped"))
-
-
 def write_case(name: str, folder: Path) -> Path:
     architecture, kind, fields, keys = CASES[name]
     torch.manual_seed(1)
@@ -74,6 +69,7 @@ def complete(model: LanguageModel, text: list[int], count: int) -> list[int]:
     return text
 
 
+@pytest.mark.representatives("Q4_0", "Q5_K", "tied", "biases", "gemma2", "joined", "granite")
 @pytest.mark.parametrize("name", CASES)
 def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Path):
     path = str(write_case(name, tmp_path))
