@@ -246,17 +246,14 @@ def _add_questions(app: FastAPI, quick: Logs) -> None:
 
 
 def _add_long_questions(app: FastAPI, long: Logs) -> None:
-    @app.get("/api/policies")
-    def policies(request: Request, run: Runs) -> Response:
-        return _answer(request, long, run, read_policies)
+    def ask(question: Callable[[LogReader], Any]) -> Callable[[Request, Runs], Response]:
+        def answer(request: Request, run: Runs) -> Response:
+            return _answer(request, long, run, question)
 
-    @app.get("/api/calibration")
-    def calibration(request: Request, run: Runs) -> Response:
-        return _answer(request, long, run, read_calibration)
+        return answer
 
-    @app.get("/api/memory")
-    def memory(request: Request, run: Runs) -> Response:
-        return _answer(request, long, run, read_memory)
+    for name, question in {"policies": read_policies, "calibration": read_calibration, "memory": read_memory}.items():
+        app.get(f"/api/{name}")(ask(question))
 
     @app.get("/api/memory/accepted")
     def list_contexts(request: Request, run: Runs, source: str = "", search: str = "") -> Response:

@@ -14,8 +14,7 @@ from pipeline.cli.help import add_help, order_commands
 from pipeline.cli.log import check, compact, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import vocab, zoo
-from pipeline.cli.pages import dashboard
-from pipeline.cli.plot import plot
+from pipeline.cli.pages import dashboard, plot
 from pipeline.cli.run import RayAlone, replay, serve
 from pipeline.cli.train import train
 from pipeline.cli.versions import versions_group

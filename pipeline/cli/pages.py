@@ -1,6 +1,7 @@
-"""`omnidraft dashboard`: pages over the log or, with `--mlflow`, over what MLflow holds, in the browser.
+"""`omnidraft dashboard`: pages over the log or, with `--mlflow`, over what MLflow holds, in the browser; and
+`omnidraft plot`.
 
-Each is a server in a process of its own, and neither needs torch: dashboards read files, and nothing here imports them.
+Each runs in a process of its own, and none needs torch: dashboards read files, and nothing here imports them.
 """
 
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,8 @@ import typer
 
 from pipeline.cli.runs import local_run
 from pipeline.config.cli_options import RunOption, RunsOption
-from pipeline.reports.artifacts import command_of
+from pipeline.reports.artifacts import command_of, draw
+from pipeline.reports.terminal import PLOT_SUFFIXES
 from store.errors import OmnidraftError, RunError, UsageError
 from store.hosts import listen
 from store.object_store.uri import uri_of
@@ -26,6 +29,15 @@ LOOK_SECONDS = 5.0  # between two looks at a run on an object store
 PORT, MLFLOW_PORT = 8050, 5000
 _PORT_HELP = f"0 takes any that is free. [default: {PORT}, or {MLFLOW_PORT} with --mlflow]"
 HOST = "127.0.0.1"  # MLflow's pages have no password, so no other machine may see them
+_SOURCE_HELP = "A run's folder, or s3://BUCKET/PATH. [default: the newest run]"
+_OUTPUT_HELP = "File to write: .png, .svg or .pdf, of tokens .html. [default: KIND.png, tokens.html]"
+
+
+class PlotKind(StrEnum):
+    """The kinds of plots."""
+
+    CURVE = "curve"
+    TOKENS = "tokens"
 
 
 def dashboard(
@@ -116,3 +128,31 @@ def _end(server: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def plot(
+    kind: Annotated[PlotKind, typer.Argument(help="What to plot.", metavar="KIND", show_default=False)],
+    source: Annotated[Path | None, typer.Argument(help=_SOURCE_HELP, show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT_HELP)] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Completions shown with tokens. [default: 12]", show_default=False)
+    ] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Plot a run, and print the name of the file.
+
+    **curve**: acceptance along a run, with drifts and versions. **tokens**: some completions token by token, as one
+    page.
+    """
+    file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
+    suffixes = (".html",) if kind is PlotKind.TOKENS else PLOT_SUFFIXES
+    if file.suffix not in suffixes:
+        raise UsageError(f"--output of a plot of kind {kind} must end in {' or '.join(suffixes)}, got '{file}'")
+    if prompts and kind is not PlotKind.TOKENS:
+        raise UsageError(f"--prompts is for plots of kind {PlotKind.TOKENS}, got kind {kind}; leave it out")
+    options = ["--prompts", str(prompts)] if prompts else []
+    if reason := draw(
+        "curve" if kind is PlotKind.CURVE else "token_view", str(local_run(source, runs)), str(file), *options
+    ):
+        raise RunError(reason.removeprefix("omnidraft: "))
+    print(file)

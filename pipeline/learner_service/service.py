@@ -94,13 +94,13 @@ class LearnerService:
         )
         with ExitStack() as undo:
             undo.enter_context(self._run.open())
-            self._start(setup.config, yield_cpu)
+            self._start(yield_cpu)
             self._exit = undo.pop_all()
 
-    def _start(self, config: Config, yield_cpu: Callable[[], None]) -> None:
-        run, setup = self._run, self._setup
+    def _start(self, yield_cpu: Callable[[], None]) -> None:
+        run, setup, config = self._run, self._setup, self._setup.config
         set_threads(1)
-        run.connect(setup.config, setup.uri, setup.datasets)
+        run.connect(config, setup.uri, setup.datasets)
         self._models = load_drafter_models(config, setup.uri, setup.run_folder.parent / ".fetched")
         self._head = make_head(self._models, config.seed)
         models = self._models

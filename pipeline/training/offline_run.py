@@ -148,9 +148,10 @@ class LogTraining:
         learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
         events.take(learner.publish_baseline())
         began = perf_counter()
-        examples = list(self._make_examples(show, stop))
-        made = perf_counter()
-        held, train = self._divide(examples)
+        examples = sorted(self._make_examples(show, stop), key=lambda example: example.offset)
+        made, chosen = perf_counter(), set(self._held)
+        held = [example for example in examples if example.offset in chosen]
+        train = [example for example in examples if example.offset not in chosen]
         if not held or not train:
             raise RunError("the training was stopped before the target had read the texts; begin it again")
         training = OfflineTraining(
@@ -189,13 +190,6 @@ class LogTraining:
                 return
             show(f"the target reads the texts: {number + 1} of {len(self._texts)}")
             yield example
-
-    def _divide(self, examples: Sequence[TrainingExample]) -> tuple[list[TrainingExample], list[TrainingExample]]:
-        held, ordered = set(self._held), sorted(examples, key=lambda example: example.offset)
-        return (
-            [example for example in ordered if example.offset in held],
-            [example for example in ordered if example.offset not in held],
-        )
 
     def _updates(
         self,

@@ -11,14 +11,18 @@ manifest on the store names, and removes the rest.
 """
 
 import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 from filelock import FileLock
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -28,12 +32,11 @@ from typing_extensions import override
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.fault_points import fault_point
 from store.files import digest_of, write_chunks, write_whole
-from store.log.lock import LOCK, OWNER
-from store.log.manifest import MANIFEST, Manifest
+from store.log.lock import LOCK, OWNER, Owner
+from store.log.manifest import MANIFEST, Manifest, parse_manifest
 from store.log.partitions import PARTITIONS, partition_folder
 from store.log.parts import read_part
 from store.log.run_log import Mirror
-from store.object_store.index import Files, Index, Writer
 from store.object_store.uri import cache_folder, uri_of
 from store.registry.version_folder import MANIFEST as VERSION_MANIFEST
 from store.registry.version_folder import read_manifest as read_version
@@ -48,7 +51,66 @@ ATTEMPTS = 6  # of a request; they wait about twenty seconds in total
 CONNECT_SECONDS, READ_SECONDS, REQUEST_SECONDS = 5, 30, 3600
 _PURSUITS = 5  # attempts if the manifest is replaced while its files are fetched
 _NOT_OF_IT = (LOCK, OWNER, PARTITIONS)  # in the folder of a log, but not part of it
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+Files = Mapping[str, str]  # SHA-256 by path in the run's folder
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Writer(Owner):
+    """The process that wrote a manifest."""
+
+    identity: str = field(default_factory=lambda: uuid4().hex)  # unique over all machines
+
+
+@dataclass(frozen=True)
+class Index:
+    """A commit on an object store: its manifest, with the files that no log names under "mirror"."""
+
+    manifest: Manifest  # the log's manifest, which names parts and the checkpoint
+    owner: Writer  # the process that wrote it
+    files: Files = field(default_factory=dict)  # all other files
+
+    @classmethod
+    def parse(cls, where: str, content: bytes) -> "Index":
+        """Parse a manifest. Raises CorruptError for anything but that of a run on an object store, or for paths outside
+        of it; RunError for an unknown version of the schema.
+        """
+        try:
+            parsed = json.loads(content)
+            mirror: dict[str, Any] = parsed["mirror"]
+            for path, digest in mirror["files"].items():
+                _check_file(path, digest)
+            return cls(parse_manifest(Path(where), parsed), Writer(**mirror["owner"]), mirror["files"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptError(f"{where} must be the manifest of a run on an object store, but: {error!r}") from error
+
+    def to_json(self) -> bytes:
+        mirror = {"owner": asdict(self.owner), "files": self.files}
+        return self.manifest.to_json(mirror=mirror)
+
+    def parts(self) -> Files:
+        tables = self.manifest.tables.values()
+        return {f"log/{part.file}": part.sha256 for parts in tables for part in parts}
+
+    def all_files(self) -> Files:
+        kept = self.manifest.checkpoint
+        checkpoint = {f"{kept.folder}/{name}": digest for name, digest in kept.files.items()} if kept else {}
+        return {**self.parts(), **checkpoint, **self.files}
+
+    def digests(self) -> frozenset[str]:
+        return frozenset(self.all_files().values())
+
+
+def _check_file(path: str, digest: str) -> None:
+    """Raise ValueError for a path outside of the run's folder, or in the folders of others, and for no SHA-256."""
+    plain = PurePosixPath(path)
+    if plain.is_absolute() or ".." in plain.parts or "\\" in path or plain.as_posix() != path or path == ".":
+        raise ValueError(f"a file must lie in the run's folder, got {path!r}")
+    if plain.parts[0].startswith(".") or plain.parts[0] in ("log", "checkpoint", "partitions"):
+        raise ValueError(f"a file must not lie where others belong, got {path!r}")
+    if not _SHA256.fullmatch(digest):
+        raise ValueError(f"an object must be named by its sha256, got {digest!r}")
 
 
 class ObjectMirror(Mirror):

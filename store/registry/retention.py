@@ -60,7 +60,15 @@ def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
     The runs with the metrics of deleted versions stay, tagged `pruned`. Raises UsageError without a store.
     """
     with open_store(uri) as client:
-        planned = _not_needed(client, uri, name, keep_last)
+        versions = list_versions(uri, name)
+        if not versions:
+            return []
+        champion, former = _champions(client, name)
+        used = [version.number for version in versions if {CHAMPION, CANDIDATE} & set(version.aliases)]
+        used += _still_there(former, versions, champion)[-1:]
+        kept = {ancestor for number in used for ancestor in find_lineage(number, versions)}
+        kept |= {version.number for version in versions[:keep_last]}
+        planned = sorted({version.number for version in versions} - kept)
         for number in [] if dry_run else planned:
             delete_version(client, resolve(client, Reference(name, number)))
     return planned
@@ -85,16 +93,3 @@ def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:
 def _still_there(former: Sequence[int], versions: Sequence[RegisteredVersion], champion: int | None) -> list[int]:
     left = {version.number for version in versions} - {champion}
     return [number for number in former if number in left]
-
-
-def _not_needed(client: "MlflowClient", uri: str, name: str, keep_last: int) -> list[int]:
-    """Return the numbers of the versions that can be deleted, ascending."""
-    versions = list_versions(uri, name)
-    if not versions:
-        return []
-    champion, former = _champions(client, name)
-    used = [version.number for version in versions if {CHAMPION, CANDIDATE} & set(version.aliases)]
-    used += _still_there(former, versions, champion)[-1:]
-    kept = {ancestor for number in used for ancestor in find_lineage(number, versions)}
-    kept |= {version.number for version in versions[:keep_last]}
-    return sorted({version.number for version in versions} - kept)

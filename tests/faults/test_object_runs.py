@@ -13,8 +13,7 @@ from serving import mlflow_server
 
 from store.fault_points import VARIABLE
 from store.log.manifest import MANIFEST
-from store.object_store.index import Index
-from store.object_store.mirror import ObjectMirror
+from store.object_store.mirror import Index, ObjectMirror
 from store.registry.registry import list_versions
 
 PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror: after the manifest")

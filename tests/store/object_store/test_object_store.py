@@ -15,8 +15,7 @@ from store.log.checkpoint import read_checkpoint
 from store.log.manifest import MANIFEST, read_manifest
 from store.log.partitions import partition_folder
 from store.log.run_log import REJECTED, Commit, RunLog
-from store.object_store.index import Index
-from store.object_store.mirror import ObjectMirror, fetch_logs, local_copy
+from store.object_store.mirror import Index, ObjectMirror, fetch_logs, local_copy
 from store.object_store.uri import uri_of
 from store.query.log_reader import LogReader
 from store.registry.version_folder import open_version
