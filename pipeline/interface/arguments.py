@@ -6,7 +6,6 @@ A setting is known by its dotted key, as for `--set` of the command line. In Pyt
 {'batch': 4, 'sampling.temperature': 0.7, 'learn.rate': 0.002}
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,16 +36,13 @@ def build_config(
     overrides: Mapping[str, object],
     with_defaults: Callable[[Config], Config] = lambda config: config,
 ) -> Config:
-    """All settings of a call.
+    """All settings of a call. Raises ConfigError if one is unknown or impossible, or the file cannot be read.
 
     Args:
         config: what the caller gave as `config`: a `Config`, a mapping as for `flatten_settings`, or the path of a TOML
             file or of a run's `config.json`. None: the defaults.
         overrides: settings that take the place of those, as for `flatten_settings`.
         with_defaults: fills in other defaults where `config` sets nothing.
-
-    Raises:
-        ConfigError: a setting is unknown or its value impossible, or the file cannot be read.
     """
     given: dict[str, object] = {}
     match config:
@@ -89,8 +85,3 @@ def restored_threads() -> Iterator[None]:
         yield
     finally:
         set_threads(before)
-
-
-def free_models() -> None:
-    """Free what a finished run held: its objects refer to each other, and a thread that trains ends with them."""
-    gc.collect()

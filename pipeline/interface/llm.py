@@ -1,5 +1,6 @@
 """Speculative decoding in this process, without HTTP: `generate` on the engine of `omnidraft serve`."""
 
+import gc
 import itertools
 import os
 import weakref
@@ -19,7 +20,6 @@ from pipeline.interface.arguments import (
     Settings,
     build_config,
     flatten_settings,
-    free_models,
     model_settings,
     restored_threads,
 )
@@ -66,12 +66,8 @@ class _Request:
             raise (self._engine_error() if engine.failure else _closed_error()) from None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Wait for each chunk.
-
-        Raises:
-            OmnidraftError: the engine failed.
-            UsageError: it was closed.
-            ConfigError: the grammar of the request takes too much work.
+        """Wait for each chunk. Raises `OmnidraftError` if the engine failed, `UsageError` if it was closed, and
+        `ConfigError` if the grammar of the request takes too much work.
         """
         while True:
             chunk = self._chunks.get()
@@ -141,7 +137,7 @@ class LLM:
         self._config = build_config(config, overrides, with_serving_defaults)
         self._numbers = itertools.count()
         with ExitStack() as undo, restored_threads():
-            undo.callback(free_models)
+            undo.callback(gc.collect)  # objects of a run refer to each other; a thread that trains ends with them
             self._engine: LiveEngine | None = undo.enter_context(_make_server_run(self._config, undo)).engine
             self._closing = weakref.finalize(self, undo.pop_all().close)
 
@@ -175,10 +171,8 @@ class LLM:
         return completions[0] if isinstance(prompts, str) else completions
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completion:
-        """Complete a conversation in the target's chat template; see `generate` for `sampling` and errors.
-
-        Args:
-            messages: each with `role` (`system`, `user` or `assistant`) and `content`, both texts.
+        """Complete a conversation in the target's chat template; see `generate` for `sampling` and errors. Each message
+        has `role` (`system`, `user` or `assistant`) and `content`, both texts.
         """
         return self._complete([self._encode(messages)], sampling)[0]
 
@@ -199,10 +193,7 @@ class LLM:
     def close(self) -> None:
         """Finish the requests in flight, commit the log, end all threads and processes, and free the models.
 
-        Calling it again does nothing.
-
-        Raises:
-            RunError: the engine had failed.
+        Calling it again does nothing. Raises RunError if the engine had failed.
         """
         self._engine = None
         self._closing()

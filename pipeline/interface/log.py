@@ -35,10 +35,6 @@ class Log:
     """The committed log of some runs as it was when it was opened; read-only. A context manager; use it on one thread.
 
     The views are listed by `tables`; `docs/log.md` describes their columns. The first column of each is `run`.
-
-    Args:
-        folders: of the runs.
-        skip_damaged: see `open_log`.
     """
 
     def __init__(self, folders: Sequence[Path], *, skip_damaged: bool = False) -> None:

@@ -1,5 +1,6 @@
 """A replay from Python: the same run as `omnidraft replay`, with a typed result."""
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,7 +16,6 @@ from pipeline.interface.arguments import (
     Settings,
     build_config,
     flatten_settings,
-    free_models,
     model_settings,
     restored_threads,
     text_names,
@@ -143,7 +143,7 @@ def replay(
         with restored_threads():
             summary = _run(chosen, run_folder, mirror, progress, resume=resume is not None)
     finally:
-        free_models()
+        gc.collect()  # objects of a run refer to each other, and a thread that trains ends with them
     if summary["stopped"]:
         interrupt = KeyboardInterrupt()
         interrupt.add_note(f"what was done is committed; resume it with replay(resume={mirror.name!r})")

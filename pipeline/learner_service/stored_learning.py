@@ -29,16 +29,11 @@ UNSENT_SECONDS = 10.0  # to wait for MLflow
 
 
 def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
-    """Take prompts out of what a run has learned, so that its weights are those of a run that never saw them.
+    """Take the prompts that `chosen` names out of what a run has learned, so that its weights are those of a run that
+    never saw them. Those before the newest 256 are not found.
 
-    Args:
-        run_folder: of a run that can be resumed, with `learn.method` least-squares.
-        chosen: whether a prompt is to be forgotten; those before the newest 256 are not found.
-
-    Raises:
-        UsageError: the run learns by gradient, which cannot be undone.
-        RunError: a process runs the run, or it cannot be resumed.
-        CorruptError: its checkpoint is not as it was written.
+    Raises `UsageError` if the run learns by gradient, which cannot be undone, `RunError` if a process runs it or it
+    cannot be resumed, and `CorruptError` if its checkpoint is not as it was written.
     """
     return _edit(run_folder, lambda learner: learner.forget(chosen))
 
@@ -46,11 +41,7 @@ def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
 def merge_learning(run_folder: Path, other: Path) -> int:
     """Add what another run has learned to a run, as if this one had learned from the prompts of both.
 
-    Args:
-        run_folder: of the run that is changed; it can be resumed.
-        other: folder of the other run, with the same drafter and the same targets; it can be resumed too.
-
-    Raises: as `unlearn`.
+    Both can be resumed, and have the same drafter and the same targets. Raises as `unlearn`.
     """
     found, theirs = _read_config(run_folder), _read_config(other)
     same = (found.drafter, found.targets, found.vocabulary)

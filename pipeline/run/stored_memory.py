@@ -13,7 +13,7 @@ from pipeline.assembly.models import load_models, registry_uri
 from pipeline.config.settings import load
 from pipeline.run.folder import CONFIG
 from stages.contract.snapshot import TENSORS, Snapshot, State, read_snapshot
-from stages.memory.ngram_table import SLOT_BYTES, NgramTable
+from stages.memory.ngram_table import NgramTable
 from stages.memory.text_memory import MEMORY_FILE, read_table
 from store.errors import RunError
 from store.events import PromptReceived
@@ -37,7 +37,7 @@ def read_memories(run_folder: Path) -> list[StoredMemory]:
     checkpoint = read_manifest(run_folder).checkpoint
     if checkpoint:
         state = read_snapshot(read_checkpoint(run_folder, checkpoint))
-        tables = {target: _read_table(memory["table"]) for target, memory in _find_memories(state).items()}
+        tables = {target: NgramTable.from_state(memory["table"]) for target, memory in _find_memories(state).items()}
         found = [StoredMemory(target, table, f"{checkpoint.folder}/{TENSORS}") for target, table in tables.items()]
     else:
         found = _read_versions(run_folder)
@@ -54,12 +54,6 @@ def _find_memories(state: State) -> dict[str, State]:
     runners = state["loop"]["runners"] if "loop" in state else {}
     memories = {target: runner["stages"][0]["memory"] for target, runner in runners.items()}
     return {target: memory for target, memory in memories.items() if memory["table"]}
-
-
-def _read_table(state: State) -> NgramTable:
-    table = NgramTable(state["sizes"][0] * SLOT_BYTES)
-    table.load_state_dict(state)
-    return table
 
 
 def _read_versions(run_folder: Path) -> list[StoredMemory]:
@@ -80,7 +74,7 @@ def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> 
             )
         state = read_snapshot(read_checkpoint(run_folder, checkpoint))
         for target, memory in _find_memories(state).items():
-            table = _read_table(memory["table"])
+            table = NgramTable.from_state(memory["table"])
             edit(target, table)
             memory["table"] = table.state_dict()
         written = write_checkpoint(run_folder, int(Path(checkpoint.folder).name) + 1, Snapshot(state).files())

@@ -227,6 +227,13 @@ class NgramTable:
             tensors[name] = torch.from_numpy(used.view(signed))
         return {"sizes": self.sizes, "arrays": tensors}
 
+    @classmethod
+    def from_state(cls, state: State) -> "NgramTable":
+        """Make the table of a state, with a budget of its size."""
+        table = cls(state["sizes"][0] * SLOT_BYTES)
+        table.load_state_dict(state)
+        return table
+
     def load_state_dict(self, state: State) -> None:
         """Replace the table by a saved one, bit for bit; of one with a larger budget, what does not fit is evicted."""
         slots, self._clock, self.learned_tokens = state["sizes"]

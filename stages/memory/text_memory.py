@@ -20,7 +20,7 @@ from stages.drafting.costs import VerificationCosts
 from stages.memory.calibration import Calibration
 from stages.memory.counting import LONGEST
 from stages.memory.memory_share import LearnedText, MemoryShare
-from stages.memory.ngram_table import SLOT_BYTES, NgramTable, first_hash
+from stages.memory.ngram_table import NgramTable, first_hash
 from stages.memory.search_calls import RowNumbers, Search
 from store.errors import CorruptError
 from store.events import DraftSource
@@ -250,7 +250,4 @@ def read_memory(path: Path, memory: TextMemory, vocabularies: str) -> bool:
 
 def read_table(path: Path) -> NgramTable:
     """Read the table of a file, whatever its vocabularies. Raises CorruptError."""
-    _, state, _ = _read(path)
-    table = NgramTable(state["sizes"][0] * SLOT_BYTES)
-    table.load_state_dict(state)
-    return table
+    return NgramTable.from_state(_read(path)[1])

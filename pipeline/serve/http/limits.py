@@ -45,12 +45,8 @@ class BodyReader:
 
     @asynccontextmanager
     async def read_body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a request's body; its bytes count as held until the context ends.
-
-        Raises:
-            BodyError: as `read_json_body`.
-            ApiError: other bodies hold all the bytes.
-            ClientDisconnect: the client disconnected.
+        """Read a request's body; its bytes count as held until the context ends. Raises `ApiError` if other bodies hold
+        all the bytes, `ClientDisconnect` if the client disconnected, and `BodyError` as `read_json_body`.
         """
         held = 0
 
