@@ -21,7 +21,6 @@ from benchmarks.speed.transformers_baselines import (
     prompt_lookup,
 )
 from benchmarks.speed.work import MeasuredRound, work_of
-from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
 from pipeline.config.settings import Config
 from pipeline.learning.drift import DriftMonitor
@@ -104,7 +103,7 @@ class ReplayRecords(Records):
         self._committer = Committer(
             config.commit.seconds, loop.state_dict, lambda: loop.updating, self._log, clock=clock
         )
-        self._drift = DriftMonitor(drift_settings(config))
+        self._drift = DriftMonitor(config.drift_in_effect)
         for runner in loop.runners.values():
             if isinstance(runner.learner, LocalLearner):
                 runner.learner.publisher = TimedPublisher(runner.learner.publisher, self._stopwatches["versions"])

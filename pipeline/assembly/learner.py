@@ -9,7 +9,6 @@ from typing import Any
 from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import DrafterModels
 from pipeline.assembly.stages import HEAD_FILE
-from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import Config
 from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor
@@ -79,19 +78,9 @@ def make_learner(
             lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
             sink.probe,
         )
-    drift = drift_settings(config)
+    drift = config.drift_in_effect
     response = _make_response(drift.response, models.drafter, head, distill, publisher)
     return LocalLearner(distill, DriftMonitor(drift), response, publisher)
-
-
-def drift_settings(config: Config) -> DriftSettings:
-    """With the response that can be given: without learning nothing adapts, without versions nothing can come back."""
-    response = config.drift.response
-    if not config.learn.enabled:
-        response = "none"
-    elif response == "recall" and not config.publish.enabled:
-        response = "reset"
-    return config.drift.model_copy(update={"response": response})
 
 
 def _make_response(

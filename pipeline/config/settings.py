@@ -143,6 +143,16 @@ class Config(Section):
         """The targets and their swaps, parsed. Raises `ConfigError`."""
         return TargetRouter.parse(self.targets, self.swaps)
 
+    @property
+    def drift_in_effect(self) -> DriftSettings:
+        """`drift` with a response that can be given: nothing adapts without learning or comes back without versions."""
+        response = self.drift.response
+        if not self.learn.enabled:
+            response = "none"
+        elif response == "recall" and not self.publish.enabled:
+            response = "reset"
+        return self.drift.model_copy(update={"response": response})
+
     def name_registered_model(self, target: str) -> str:
         """Return the name of the registered model for versions of one target: `publish.name`, which the target's name
         follows where a run has several targets, or else one for each pair of target and drafter.

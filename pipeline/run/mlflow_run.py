@@ -27,11 +27,23 @@ def describe_run(
     begun = log.checkpoint is not None or log.finished
     found = RunDescription.read(run_folder) if begun else None
     uri, targets = config.publish.mlflow_uri, config.router.targets
-    wanted = (
-        replace(found, uri=uri)
-        if found
-        else RunDescription.create(run_folder.resolve().name, _params(config, targets), datasets, targets, uri)
-    )
+    if found:
+        wanted = replace(found, uri=uri)
+    else:
+        params = {  # the few settings that distinguish runs in MLflow's pages
+            "target": ", ".join(targets),
+            "drafter": config.drafter,
+            "mode": config.draft.mode,
+            "loss": config.learn.loss if config.learn.enabled else "none",
+            "temperature": config.sampling.temperature,
+            "max_draft": config.draft.max_draft,
+            "stop": config.draft.stop,
+            "batch": config.batch,
+            "interval": config.learn.interval,
+            "seed": config.seed,
+            "probe": probe_prompts.identity() if config.publish.enabled else "none",
+        }
+        wanted = RunDescription.create(run_folder.resolve().name, params, datasets, targets, uri)
     if wanted != found:
         wanted.write(run_folder)
     return wanted
@@ -47,20 +59,3 @@ def sync_run(run_folder: Path, name: str, uri: str | None) -> Sent:
     uri = uri or description.uri or mlflow_of(name)
     with explain_failures(uri):
         return RunSync(run_folder.resolve(), uri).update(stopped=not is_being_written(run_folder))
-
-
-def _params(config: Config, targets: Sequence[str]) -> dict[str, object]:
-    """Return the few settings that distinguish runs in MLflow's pages."""
-    return {
-        "target": ", ".join(targets),
-        "drafter": config.drafter,
-        "mode": config.draft.mode,
-        "loss": config.learn.loss if config.learn.enabled else "none",
-        "temperature": config.sampling.temperature,
-        "max_draft": config.draft.max_draft,
-        "stop": config.draft.stop,
-        "batch": config.batch,
-        "interval": config.learn.interval,
-        "seed": config.seed,
-        "probe": probe_prompts.identity() if config.publish.enabled else "none",
-    }

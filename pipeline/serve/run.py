@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.assembly.admission import read_chat_template
-from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.loop import make_runner
 from pipeline.assembly.models import Models, fingerprints, load_models, settle_settings
 from pipeline.assembly.probe import examples_of
@@ -177,7 +176,7 @@ class ServerRun:
             versions = learned.weights.drafter_version, learned.weights.head_version
         if self._learner:
             return RemoteLearner(self._learner, models.drafter, head, *versions, adopts=live)
-        return NoLearner(DriftMonitor(drift_settings(self.config)), *versions)
+        return NoLearner(DriftMonitor(self.config.drift_in_effect), *versions)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,7 +15,6 @@ from functools import partial
 from time import perf_counter
 
 from pipeline.assembly.cache import make_cache
-from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.models import DrafterModels, load_drafter_models, load_vocabulary
 from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_sampling_params, make_teacher
 from pipeline.config.settings import Config
@@ -206,7 +205,7 @@ class _Builder:
     def _make_learner(self, models: DrafterModels | None, head: AcceptanceHead | None) -> FollowingLearner:
         """Return the learner; if the drafter learns, in a process of its own, which continues from its last commit."""
         if models is None or head is None or not self._settings.learn:
-            return NoLearner(DriftMonitor(drift_settings(self._config)))
+            return NoLearner(DriftMonitor(self._config.drift_in_effect))
         checkpoint, versions = read_learner_checkpoint(self._folder), (0, 0)
         if checkpoint:
             apply_weights(checkpoint.weights, models.drafter, head)

@@ -13,7 +13,6 @@ from replaying import config_of
 from tiny_pair import TinyPair, sentences
 from torch import Tensor
 
-from pipeline.assembly.learner import drift_settings
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
@@ -131,4 +130,4 @@ def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: P
     ],
 )
 def test_a_drift_event_names_the_response_that_is_possible(changes: dict[str, Any], answer: str):
-    assert drift_settings(Config().with_overrides(changes)).response == answer
+    assert Config().with_overrides(changes).drift_in_effect.response == answer
