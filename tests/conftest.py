@@ -111,8 +111,9 @@ def mark_all_but_representatives(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_this_session(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test writes into the user's cache; what one test reads of a tokenizer or compiles serves the others."""
+    """No test writes into the user's cache or waits for the disk; what one reads or compiles serves the others."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)  # processes are killed, but no power fails (power_loss.py)
         cache = shared_folder(tmp_path_factory) / "omnidraft-cache"
         patch.setenv("OMNIDRAFT_CACHE", str(cache))
         compiled_code.keep_compiled(pytestconfig, cache)

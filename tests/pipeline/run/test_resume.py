@@ -129,7 +129,7 @@ def case_of(pair: TinyPair, case: str) -> Iterator[Config]:
 def test_it_makes_no_difference_where_a_run_was_stopped(tiny_pair: TinyPair, tmp_path: Path, case: str):
     with case_of(tiny_pair, case) as config:
         whole = in_one_go(config, tmp_path / "whole")
-        parts, stops = in_parts(config, tmp_path / "parts", every=6)
+        parts, stops = in_parts(config, tmp_path / "parts", every=9)
     assert stops >= 5
     assert differences(whole, parts) == []
 
