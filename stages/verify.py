@@ -169,6 +169,7 @@ class Verify(Stage[Proposal, Verdict]):
         tokenizer_size: number of ids of the tokenizer; further outputs of the model are never emitted.
         reader: reads prompts; by default each is read in one pass, when its row is admitted.
         project: reduces the target's hidden states, for drafters that read them.
+        reads_states: whether drafts depend on these now; examples of rows that collect any have them in any case.
     """
 
     def __init__(
@@ -183,8 +184,9 @@ class Verify(Stage[Proposal, Verdict]):
         probs_dtype: torch.dtype = torch.float32,
         reader: PromptReader | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
+        reads_states: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.model, self.reader, self._project = model, reader, project
+        self.model, self.reader, self._project, self._reads_states = model, reader, project, reads_states
         self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
         self._tokenizer_size = tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
@@ -258,7 +260,9 @@ class Verify(Stage[Proposal, Verdict]):
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
         raw = _collect_raw_values(batch, outcomes, logits_NV, starts)
         states: Sequence[Tensor | None] = [None] * len(batch)
-        if self._project is not None:  # the reduced states that the emitted tokens were drawn from (tokens, S)
+        collects = any(one.draft.row.collects_soft_targets for one in batch)
+        if self._project is not None and (collects or self._reads_states()):
+            # the reduced states that the emitted tokens were drawn from (tokens, S)
             emitting = [emitting_lines(decisions) for decisions in outcomes]
             places = [start + line for start, own in zip(starts, emitting, strict=False) for line in own]
             states = self._project(hidden_NW[places]).split(list(map(len, emitting)))

@@ -99,7 +99,8 @@ def make_drafting(
         models.target_vocabulary.size,
         models.eos_ids,
         teacher or (make_teacher(models, params.temperature) if learns else None),
-        project=states and StateProjection(models.name, models.target.hidden_size, device),
+        project=states and StateProjection(models.name, models.target.hidden_size),
+        reads_states=partial(states.is_read, models.name) if states else lambda: False,
     )
     costs, seconds = make_costs(draft, params, config.batch, models)
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})

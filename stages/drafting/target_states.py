@@ -8,14 +8,17 @@ Shapes: N positions, W hidden width of the target, S numbers of a reduced state,
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from stages.contract.blocks import Numbers
 from stages.engine.models.language_model import LanguageModel, read_trained_weights
 from store.errors import ModelError
 
@@ -30,25 +33,28 @@ AGE_DECAY = 0.5  # of the features with every piece since the state
 class StateProjection:
     """Reduces a target's hidden states to S whole numbers.
 
-    >>> project = StateProjection("target", 4, torch.device("cpu"))
+    >>> project = StateProjection("target", 4)
     >>> states_NS = project(torch.tensor([[1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]]))
     >>> states_NS.shape, states_NS.dtype, bool((states_NS[0] == states_NS[1]).all())  # the length is divided out
     (torch.Size([2, 256]), torch.int8, True)
     """
 
-    def __init__(self, target: str, width: int, device: torch.device) -> None:
+    def __init__(self, target: str, width: int) -> None:
         seed = int.from_bytes(hashlib.sha256(target.encode()).digest()[:6], "big")
         matrix_WS = torch.randn(width, SIZE, generator=torch.Generator().manual_seed(seed))
-        self._matrix_WS = (matrix_WS / (STEP * width**0.5)).to(device)
+        self._matrix_WS = (matrix_WS / (STEP * width**0.5)).numpy()
 
-    @torch.inference_mode()
     def __call__(self, hidden_NW: Tensor) -> Tensor:
         """Return the states on the CPU (N, S), as int8. States that are not finite become zeros."""
-        hidden_NW = hidden_NW.float()
-        size_N1 = hidden_NW.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6)
-        numbers_NS = (hidden_NW / size_N1) @ self._matrix_WS
-        states_NS: Tensor = numbers_NS.nan_to_num(0, 0, 0).round().clamp(-127, 127).to("cpu", torch.int8)
-        return states_NS
+        found = [self._reduce(own_W) for own_W in hidden_NW.float().cpu().numpy()]
+        return torch.from_numpy(np.array(found, np.int8).reshape(-1, SIZE))
+
+    def _reduce(self, own_W: Numbers) -> Numbers:
+        """Reduce one state, by itself: so its numbers do not depend on others. In NumPy, whose calls take less time."""
+        square = own_W.dot(own_W) / len(own_W)
+        if not math.isfinite(square):
+            return np.zeros(SIZE)
+        return np.rint(own_W.dot(self._matrix_WS) / max(1e-6, math.sqrt(square))).clip(-127, 127)
 
 
 def state_features(states_NS: Tensor) -> Tensor:
@@ -67,17 +73,30 @@ class TargetStates(nn.Module):
         self.weights = nn.ParameterList(
             torch.zeros(outputs, FEATURES, dtype=torch.float32, device=device) for _ in targets
         )
-        self._read: dict[str, tuple[int, bool]] = {}  # by target: torch's count of writes, and whether not all is 0
+        # by target: torch's count of writes, and the pieces that have weights (C), with these (C, F)
+        self._read: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    def _find_weights(self, target: str) -> tuple[Tensor, Tensor]:
+        """Return the pieces that have weights, and these: most have none, and every draft reads all of them."""
+        weight_DF: Tensor = self.weights[self.targets.index(target)].detach()
+        changes = weight_DF._version  # a learned term is seldom written
+        if self._read.get(target, (-1,))[0] != changes:
+            (pieces_C,) = weight_DF.any(1).nonzero(as_tuple=True)
+            self._read[target] = changes, pieces_C, weight_DF[pieces_C]
+        return self._read[target][1:]
+
+    def is_read(self, target: str) -> bool:
+        """Return whether drafts depend on a target's states: not before they have weights."""
+        return len(self._find_weights(target)[0]) > 0
 
     def compute_logits(self, target: str, states_NS: Tensor) -> Tensor | None:
         """Return the term of the logits for the first piece of a draft after each state (N, D); None while it is 0."""
-        weight_DF: Tensor = self.weights[self.targets.index(target)]
-        changes = weight_DF._version  # a learned term is seldom written, and read with every draft
-        if self._read.get(target, (-1, False))[0] != changes:
-            self._read[target] = changes, bool(weight_DF.any())
-        if not self._read[target][1]:
+        pieces_C, weights_CF = self._find_weights(target)
+        if not len(pieces_C):
             return None
-        logits_ND: Tensor = state_features(states_NS.to(weight_DF.device)) @ weight_DF.T
+        features_NF = state_features(states_NS.to(weights_CF.device))
+        logits_ND = features_NF.new_zeros(len(features_NF), len(self.weights[0]))
+        logits_ND[:, pieces_C] = features_NF @ weights_CF.T
         return logits_ND
 
     def write(self, folder: Path) -> None:

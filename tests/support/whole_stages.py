@@ -68,7 +68,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
         state_logits=_state_logits(world) if states else None,
     )
     context = [spelt or () for spelt in wide.spelling]
-    project = StateProjection("target", target.hidden_size, target.device) if states else None
+    project = StateProjection("target", target.hidden_size) if states else None
     verify = Verify(
         target,
         rule_of(wide, trie),

@@ -20,7 +20,7 @@ def new_layer(*targets: str, outputs: int = 5, seed: int = 0) -> TargetStates:
 
 def test_a_state_is_reduced_alike_whatever_its_batch_and_differently_for_each_target():
     hidden_NW = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
-    one, other = (StateProjection(name, 96, CPU) for name in ("one", "other"))
+    one, other = (StateProjection(name, 96) for name in ("one", "other"))
     assert torch.equal(one(hidden_NW)[3:4], one(hidden_NW[3:4]))
     assert not torch.equal(one(hidden_NW), other(hidden_NW))
     features_NF = state_features(one(hidden_NW)) / SCALE
@@ -36,7 +36,7 @@ def test_weights_are_found_again_by_target(tmp_path: Path):
     again = TargetStates(["third", "other"], 5, CPU).requires_grad_(False)
     again.load(tmp_path)
     assert not again.weights[0].any(), "a target without weights of its own begins with zeros"
-    states_NS = StateProjection("other", 8, CPU)(torch.randn(3, 8))
+    states_NS = StateProjection("other", 8)(torch.randn(3, 8))
     assert torch.equal(again.compute_logits("other", states_NS), layer.compute_logits("other", states_NS))
 
 
