@@ -230,6 +230,8 @@ def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "
 
 
 def _list_notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    from store.query.summary import describe_predictions  # imports DuckDB
+
     totals = summary["totals"]
     yield "acceptance, tokens/forward: first fifth→last fifth of the prompts"
     if any("-" in _format_acceptance(metrics) for metrics in summary["datasets"].values()):
@@ -243,6 +245,8 @@ def _list_notes(summary: Mapping[str, Any]) -> Iterator[str]:
         gained, saved = _format_number(ledger["tokens_gained"], 0), _format_number(ledger["seconds_saved"], 1)
         waited = f"{ledger['waited_seconds']:,.1f} s waited for"
         yield f"learning: {spent} ({waited}), {gained} tokens gained, worth {saved} s"
+        if ledger["predicted"] is not None:
+            yield describe_predictions(ledger["predicted"], ledger["predicted_loaded"])
     if share := totals.get("lookup_share"):
         rate = _format_number(totals["lookup_acceptance_rate"], 3)
         yield f"own text and memory: {share:.1%} of the target forwards, acceptance {rate}"

@@ -59,7 +59,8 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     prompts, rounded up. The totals have the `ledger` of learning: updates took `update_seconds`, and scores of earlier
     versions after drifts `recall_seconds`; the updates gained `tokens_gained` accepted tokens over the baseline; each
     of these saves its sequence's share of a target forward (`seconds_per_target_forward`), `seconds_saved` in total;
-    `net_seconds` is `seconds_saved` less the seconds of updates and scores.
+    `net_seconds` is `seconds_saved` less the seconds of updates and scores; `predicted` and `predicted_loaded` are the
+    shares of the tokens of held-out prompts that the drafter predicts now, and predicted as it was loaded.
 
     `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
     """
@@ -80,6 +81,15 @@ def summarize(run_folder: Path) -> dict[str, Any]:
         "totals": totals | {"drifts": list(map(_round_event, drifts)), "versions": versions, "ledger": ledger},
         "rejected_rows": _count_rejected(run_folder),
     }
+
+
+def describe_predictions(predicted: float, loaded: float) -> str:
+    """Say what was learned, given the ledger's shares.
+
+    >>> describe_predictions(0.56, 0.38)
+    'the drafter predicts 56% of the tokens of held-out prompts, as loaded 38%'
+    """
+    return f"the drafter predicts {predicted:.0%} of the tokens of held-out prompts, as loaded {loaded:.0%}"
 
 
 def write_summary(run_folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dashboards.web.queries.policies import describe_speedups
 from dashboards.web.queries.tables import read_statement, rows
 from store.query.log_reader import LogReader
 from store.query.rates import Z
-from store.query.summary import SUMMARY
+from store.query.summary import SUMMARY, describe_predictions
 from store.query.views import quote_text
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
@@ -88,7 +88,9 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
         heads = f"the acceptance head was trained {_count_times(learning['heads'])}"
         what = f"No update of the drafter was computed, so it is still as it was loaded; {heads}."
     elif served:
-        what = f"{served:,} of {updates:,} drafter updates passed the gate and served."
+        what = f"{served:,} of {updates:,} drafter updates passed the gate and served"
+        known = learning["predicted"], learning["predicted_loaded"]
+        what = f"{what}: {describe_predictions(*known)}." if None not in known else f"{what}."
     else:
         refused = "the only drafter update" if updates == 1 else f"all of the {updates:,} drafter updates"
         what = f"The gate refused {refused}, so the drafter is still as it was loaded."

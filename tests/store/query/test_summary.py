@@ -65,6 +65,8 @@ def test_the_ledger_has_the_cost_of_learning_and_the_seconds_that_it_saved(small
         "seconds_per_target_forward": 0.5,
         "seconds_saved": 1.75,
         "net_seconds": 0.5,
+        "predicted_loaded": 0.25,
+        "predicted": 0.5,
     }
 
 
