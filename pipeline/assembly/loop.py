@@ -27,8 +27,15 @@ from store.events import PromptReceived
 LOG = logging.getLogger("omnidraft.models")
 
 
-def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, level: int = logging.DEBUG) -> Loop:
-    """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
+def build_loop(
+    config: Config, targets: Sequence[Models], run_folder: Path, *, prompts: int = 0, level: int = logging.DEBUG
+) -> Loop:
+    """The whole loop over loaded models, one runner per target.
+
+    Args:
+        prompts: of the whole stream, as far as is known.
+        level: of the lines on chat templates.
+    """
     router, admissions = config.router, [Admission(config, models) for models in targets]
     drafting, by_vocabulary = list[Drafting](), dict[str, Drafting]()
     for models, admission in zip(targets, admissions, strict=True):
@@ -38,7 +45,8 @@ def build_loop(config: Config, targets: Sequence[Models], run_folder: Path, *, l
         shared_with = None if models.name in router.first else by_vocabulary.get(models.pair.digest)
         drafting.append(make_drafting(config, models, shared_with, preamble=admission.find_preamble()))
         by_vocabulary.setdefault(models.pair.digest, drafting[-1])
-    distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.draft.costs, targets))
+    heads, cost = [one.head for one in drafting], piece_cost(config.draft.costs, targets)
+    distills = make_distillers(config, targets, heads, cost, prompts=prompts)
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, admission, stages, distill in zip(targets, admissions, drafting, distills, strict=True):
         probe = make_probe(config, models, stages.seconds) if config.publish.enabled else ProbeResult

@@ -1,10 +1,12 @@
 """What learns: the drafter's trainer, each target's head, and their schedules, as configured."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
+from pipeline.sources.corpus import read_usual_texts
 from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead
 from stages.engine.quantisation.modules import mean_bytes
@@ -47,6 +49,7 @@ def make_distillers(
     *,
     background: bool = True,
     offline: bool = False,
+    prompts: int = 0,
 ) -> Sequence[Distiller]:
     """One per target. Targets that share the drafter's weights share their learner.
 
@@ -55,6 +58,7 @@ def make_distillers(
         yield_cpu: called between the parts of an update.
         background: whether updates are computed on a thread of their own; those of adapters never are.
         offline: whether the updates are those of a training from logs.
+        prompts: of the whole stream, as far as is known.
     """
     if not config.learn.enabled:
         return [Distiller() for _ in targets]
@@ -72,17 +76,22 @@ def make_distillers(
     )
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     in_closed_form = learn.trains_output_layer
-    trainer_type = OutputLayerTrainer if in_closed_form else DrafterTrainer
+    vocabulary, longest = targets[0].drafter_vocabulary, targets[0].drafter.max_length
+    make_output_trainer = partial(
+        OutputLayerTrainer, usual=lambda: [vocabulary.encode(text)[:longest] for text in read_usual_texts()]
+    )
     step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
     examples = learn.interval * (MOST_INTERVALS if in_closed_form else 1)
 
     def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
         allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
         loss = LOSSES[learn.loss]
-        trainer = trainer_type(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
+        make_trainer = make_output_trainer if in_closed_form else DrafterTrainer
+        trainer = make_trainer(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
         interval = UpdateInterval(learn.interval)
         if learn.spacing == "paying":
-            interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch)
+            own = prompts * len(sharing) // len(targets)
+            interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch, prompts=own)
         worker = ThreadWorker() if lag else InlineWorker()
         return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker)
 

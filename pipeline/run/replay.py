@@ -95,7 +95,7 @@ class Replay:
     def _start(self, stop: Stop, display: Display) -> tuple[Loop, SourcePosition]:
         run = self._run
         run.connect(self.config, self._uri, datasets_of(self._sources, self.config.sources))
-        loop = build_loop(self.config, self._models, run.folder, level=logging.INFO)
+        loop = build_loop(self.config, self._models, run.folder, prompts=self.total() or 0, level=logging.INFO)
         # Signals are handled below the position: what they interrupt was not taken.
         position = SourcePosition(stop.take_until_signal(self._events))
         if self._state:

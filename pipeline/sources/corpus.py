@@ -1,4 +1,4 @@
-"""Texts that every machine has: documentation and functions of the Python standard library, and word problems.
+"""Texts that every machine has: parts of the Python standard library, word problems, and tasks in Rust.
 
 The built-in streams of texts (`builtin:docs`, `builtin:code`) and part of the built-in models' training
 text come from here. Modules are split once, by a hash of their path: one in ten is *held out*.
@@ -8,6 +8,9 @@ never gives a model a text that it was trained on.
 The word problems (`builtin:questions`) are of elementary arithmetic. A line of `word_problems.tsv` is a template: how
 the answer follows from its numbers, a tab, the question. Each has its own situation. A stream uses all of them, in
 random order, before it uses one again, so that two neighbours have little in common but their kind.
+
+The tasks (`builtin:rust`) ask for functions in Rust, which the built-in drafters were not trained on: a stream that
+goes on with them shows a drift, and what is learned then.
 """
 
 import ast
@@ -27,10 +30,11 @@ from pipeline.sources.rows import Rows, SourceRow, nearest
 from store.errors import SourceError
 
 TEXT_STREAMS = ("docs", "code")  # texts to continue
-BUILTIN_STREAMS = (*TEXT_STREAMS, "questions")
+BUILTIN_STREAMS = (*TEXT_STREAMS, "questions", "rust")
 QUESTIONS = 1000  # in the stream of that name
 NAMES = ("Ada", "Ben", "Chloe", "Deepak", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jamal", "Keiko", "Liam", "Mara")
 TEMPLATES = Path(__file__).with_name("word_problems.tsv")
+TASKS = Path(__file__).with_name("rust_tasks.txt")  # what the function does, one to a line
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "turtledemo", "ensurepip"}
     | {"encodings", "msilib", "tkinter", "pydoc_data", "__pycache__"}
@@ -120,6 +124,15 @@ def _topics(*, held_out: bool) -> Iterator[Passage]:
                     yield passage
 
 
+def read_usual_texts(number: int = 16, characters: int = 400) -> list[str]:
+    """Return parts of the language reference, evenly spread: prose with examples of code."""
+    from pydoc_data.topics import topics
+
+    whole = "\n\n".join(text for _, text in sorted(topics.items()))
+    step = len(whole) // number
+    return [whole[begin : begin + characters] for begin in range(0, number * step, step)]
+
+
 def functions(*, held_out: bool) -> Iterator[Passage]:
     """Yield functions that have a docstring; the prompt is the signature with the docstring."""
     for module, source, tree in _modules(held_out):
@@ -156,21 +169,25 @@ def make_questions(seed: int, number: int) -> list[tuple[str, str]]:
 
 
 def stream(kind: str, seed: int = 0) -> list[Passage]:
-    """Return the passages of a built-in stream (`docs`, `code` or `questions`), shuffled by `seed`.
+    """Return the passages of a built-in stream, one of `BUILTIN_STREAMS`, shuffled by `seed`.
 
     Prompts longer than 700 characters are left out: the built-in models have a context of 1,024 tokens.
     """
     if kind == "questions":
         numbered = enumerate(make_questions(seed, QUESTIONS))
         return [Passage(f"question:{number}", question, answer) for number, (question, answer) in numbered]
-    passages = {"docs": documentation, "code": functions}[kind](held_out=True)
-    chosen = [passage for passage in passages if len(passage.prompt) <= 700]
+    if kind == "rust":
+        tasks = TASKS.read_text(encoding="utf-8").splitlines()
+        chosen = [Passage("rust", f"Write a function in Rust that {task}.", "") for task in tasks]
+    else:
+        passages = {"docs": documentation, "code": functions}[kind](held_out=True)
+        chosen = [passage for passage in passages if len(passage.prompt) <= 700]
     Random(seed).shuffle(chosen)
     return chosen
 
 
 class BuiltinRows(Rows):
-    """A built-in stream, shuffled by `seed`: texts of this Python's standard library, or word problems."""
+    """A built-in stream, shuffled by `seed`."""
 
     columns: Collection[str] = ("prompt_id", "prompt", "reference")
 

@@ -11,9 +11,10 @@ Shapes: N supervised positions, W hidden width, F features of a state, X feature
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,19 +136,27 @@ FIRST_STRENGTH = 8.0  # before any is measured
 WORTH = 0.02  # least gain of acceptance for which the drafter is corrected at all
 STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
 DRIFT_DECAY = 0.25  # of the sums, after a drift
+USUAL = 16_000  # positions of usual texts, next to the some 200 of an update
 
 
 class OutputLayerTrainer(DrafterTrainer):
-    """A trainer whose updates are solutions of a ridge regression. Arguments as for `DrafterTrainer`.
+    """A trainer whose updates are solutions of a ridge regression. Arguments as for `DrafterTrainer`, and:
 
     The correction of the logits is a multiple of the regression's result. How large a multiple is measured on fresh
     examples, before they enter the sums; none at all is among the choices.
 
+    Nothing lacks at `USUAL` positions of usual texts, as far as the regression knows: so it corrects what is particular
+    to the stream, and elsewhere the drafter remains as it was (benchmarks/notes/closed-form.md).
+
     The drafter's output layer must not be tied to its embeddings (`untie_output`).
+
+    Args:
+        usual: returns usual texts in pieces of the drafter, each shorter than its context; by default none.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, usual: Callable[[], Sequence[Sequence[int]]] = tuple) -> None:
         super().__init__(*arguments)
+        self._usual = usual
         self._loaded_DX = read_layer(self._baseline)
         outputs, width = self._loaded_DX.shape
         self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
@@ -172,8 +181,9 @@ class OutputLayerTrainer(DrafterTrainer):
 
     @override
     def respond_to_drift(self) -> None:
-        """Give the text before a drift less weight."""
+        """Give the text before a drift less weight, and measure anew how large a correction is best."""
         super().respond_to_drift()
+        self._measured, self._tokens = [0.0] * len(STRENGTHS), 0.0
         self._sums.scale(DRIFT_DECAY)
         self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
         self._correction = None
@@ -248,9 +258,24 @@ class OutputLayerTrainer(DrafterTrainer):
         self._solve()
         self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
 
+    @cached_property
+    def _usual_XX(self) -> Tensor:  # noqa: N802  (the shape)
+        """The sum of the outer products of features at positions of usual texts, which have no states of a target."""
+        features = self._loaded_DX.shape[1]
+        usual_XX = torch.zeros(features, features, dtype=torch.float64, device=self._loaded_DX.device)
+        count = 0
+        for pieces in self._usual():
+            with capture_inputs(output_layer(self._baseline.model)) as captured:
+                self._baseline.read(torch.tensor([list(pieces)], device=usual_XX.device))
+            hidden_NW = captured[0][0].double()
+            width, count = hidden_NW.shape[1], count + len(hidden_NW)
+            usual_XX[:width, :width] += hidden_NW.T @ hidden_NW
+            self._yield_cpu()
+        return usual_XX * (USUAL / count) if count else usual_XX
+
     def _solve(self) -> None:
         """Set the candidate's output layer to the solution."""
-        self._correction = self._sums.solve()
+        self._correction = self._sums.solve(self._usual_XX)
         write_layer(self._candidate, self._correction.add_to_rows(self._loaded_DX, self._strength))
 
     @override
@@ -261,9 +286,9 @@ class OutputLayerTrainer(DrafterTrainer):
         Returns the loss of the solution before, the supervised positions and the input pieces.
         """
         loss, positions, pieces = 0.0, 0, 0
-        half = len(examples) // 2 if self._is_new else 0  # the first solution is measured too
+        half = 0 if self._tokens else len(examples) // 2  # the first solution is measured too
         for part in filter(None, (examples[:half], examples[half:])):
-            correction = self._correction or self._sums.solve()
+            correction = self._correction or self._sums.solve(self._usual_XX)
             measured_S, tokens = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0
             for batch in self._batcher.make_batches(part):
                 loss += self._learn_batch(batch, correction, measured_S)
@@ -296,10 +321,6 @@ class OutputLayerTrainer(DrafterTrainer):
             measured_S[number] += self._measure(student, firsts).double().sum().cpu()
         self._add_to_sums(places, later, loaded_ND, 1.0)
         return loss
-
-    @property
-    def _is_new(self) -> bool:
-        return not bool(self._sums.states_WW.any())
 
     @property
     def _strength(self) -> float:

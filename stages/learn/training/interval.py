@@ -8,6 +8,7 @@ from stages.learn.training.update import Step
 LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
 HORIZON = 1000  # prompts: a longer benefit is not counted on
 EXPLORED = 0.02  # largest share of the target passes that updates may cost while they gain nothing
+USELESS = 2  # updates in a row after which they gain nothing: the first one on a new text has few examples
 
 
 class UpdateInterval:
@@ -44,8 +45,8 @@ class BreakEvenInterval(UpdateInterval):
 
     Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
     update that raises the expected acceptance by g saves g passes of the batch per emitted token during the horizon: as
-    many prompts as there were so far, at most `horizon`. The rest of a stream is of unknown length, and a short one
-    must not pay for a long one; after a drift, the new text counts as a new stream.
+    many prompts as are left, or as there were so far since the last drift, whichever are more, at most `horizon`. Of a
+    stream of unknown length only the latter count: a short one must not pay for a long one.
 
     Where updates gain nothing, the next one waits until it takes at most `EXPLORED` of the time; after a drift, and at
     the beginning, the first one waits for nothing.
@@ -58,6 +59,7 @@ class BreakEvenInterval(UpdateInterval):
         batch: prompts that share a target pass.
         longest: the longest interval; one below the shortest counts as that.
         horizon: maximum number of prompts over which an update's benefit is counted.
+        prompts: of the whole stream, as far as is known.
     """
 
     SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
@@ -71,17 +73,19 @@ class BreakEvenInterval(UpdateInterval):
         *,
         longest: int = LONGEST_INTERVAL,
         horizon: int = HORIZON,
+        prompts: int = 0,
     ) -> None:
         super().__init__(interval)
         self._shortest, self._longest, self._horizon = interval, max(interval, longest), horizon
         self._steps, self._piece_cost, self._batch = steps, piece_cost, batch
         self._gain: float | None = None
-        self._seen = 0  # prompts up to the last update
+        self._seen, self._left = 0, prompts  # prompts up to the last update, and after it
         self._spent = 0.0  # by the last update
+        self._useless = 0  # updates in a row that gained nothing
 
     @property
     def is_exploring(self) -> bool:  # type: ignore[override]
-        return self._gain is not None and self._gain <= 0
+        return self._useless >= USELESS
 
     @override
     def is_due(self, tokens: int, prompts: int) -> bool:
@@ -91,27 +95,29 @@ class BreakEvenInterval(UpdateInterval):
     @override
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
         """Compare the smoothed savings of an update with its cost. Without a measured gain the interval stays."""
-        self._seen += prompts
+        self._seen, self._left = self._seen + prompts, self._left - prompts
         self._spent = step.pieces * self._steps * self._piece_cost
         gain = 0.0
         if step.served:
             if step.before is None or step.after is None:
                 return
             gain = step.after - step.before
+        self._useless = 0 if gain > 0 else self._useless + 1
         self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
-        saved = self._gain * min(self._horizon, self._seen) * tokens / prompts / self._batch
+        saved = self._gain * min(self._horizon, max(self._seen, self._left)) * tokens / prompts / self._batch
         wider = min(self._longest, 2 * self.interval)
         self.interval = max(self._shortest, self.interval // 2) if saved > self._spent else wider
 
     @override
     def restart(self) -> None:
-        self.interval, self._gain, self._seen = self._shortest, None, 0
+        self.interval, self._gain, self._seen, self._useless = self._shortest, None, 0, 0
 
     @override
     def state_dict(self) -> State:
-        return {"interval": self.interval, "gain": self._gain, "seen": self._seen, "spent": self._spent}
+        counts = (self._seen, self._left, self._useless)
+        return {"interval": self.interval, "gain": self._gain, "spent": self._spent, "counts": counts}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self.interval, self._gain = state["interval"], state["gain"]
-        self._seen, self._spent = state["seen"], state["spent"]
+        self.interval, self._gain, self._spent = state["interval"], state["gain"], state["spent"]
+        self._seen, self._left, self._useless = state["counts"]

@@ -107,8 +107,12 @@ class LeastSquaresSums:
         self.products_WD.index_add_(1, pieces_C, products_WC)
         self._seen_D[pieces_C] = True
 
-    def solve(self, ridge: float = RIDGE) -> "Change":
-        """Return the rows of the layer that gives the missing probabilities: none without positions."""
+    def solve(self, usual_WW: Tensor | float = 0.0, ridge: float = RIDGE) -> "Change":
+        """Return the rows of the layer that gives the missing probabilities: none without positions.
+
+        Args:
+            usual_WW: the sum of the outer products of hidden states at which nothing is missing.
+        """
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
         (pieces_C,) = self._seen_D.nonzero(as_tuple=True)
         if not bool(diagonal_W.any()):
@@ -116,5 +120,5 @@ class LeastSquaresSums:
         occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
         scale = float(diagonal_W[occurs_W].mean())
         ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
-        factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
+        factor_WW = torch.linalg.cholesky(self.states_WW + usual_WW + ridge_WW)
         return Change(pieces_C, torch.cholesky_solve(self.products_WD[:, pieces_C], factor_WW).float().T.contiguous())

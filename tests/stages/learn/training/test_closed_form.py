@@ -28,13 +28,15 @@ def new_trainer(**changes: Any) -> OutputLayerTrainer:
         "gate_tolerance": 0.01, "seed": 0,
     }  # fmt: skip
     measure, reads_states = changes.pop("measure", expected_acceptance), changes.pop("reads_states", True)
+    usual = changes.pop("usual", tuple)
     model = new_llama(1, vocab_size=VOCABULARY, tie_word_embeddings=True, **SHAPE)
     untie_output(model)
     training = TrainingConfig(**settings | changes)
     served = LanguageModel(model, "tiny")
     if reads_states:
         served.extra = TargetStates(["one", "other"], VOCABULARY, served.device)
-    return OutputLayerTrainer(served, "trie", trie_loss, measure, {"one": ALLOWED, "other": ALLOWED}, training)
+    allowed = {"one": ALLOWED, "other": ALLOWED}
+    return OutputLayerTrainer(served, "trie", trie_loss, measure, allowed, training, usual=usual)
 
 
 def whole(change: Change, outputs: int) -> torch.Tensor:
@@ -256,3 +258,18 @@ def test_a_version_without_sums_changes_nothing_and_a_damaged_one_is_refused(tmp
     with pytest.raises(CorruptError, match="must hold the sums of a version"):
         trainer.read_sums(tmp_path)
     assert torch.equal(trainer._sums.products_WD, before)
+
+
+@torch.no_grad()
+def test_usual_texts_keep_what_the_drafter_knew_elsewhere():
+    """With usual texts the logits of one of them change less, next to those of what was learned."""
+    usual, shares = COUNTING.pieces[::-1], []
+    for texts in ((), (usual,)):
+        trainer = new_trainer(reads_states=False, usual=lambda texts=texts: texts)
+        before = [trainer.served.read(torch.tensor([pieces])) for pieces in (usual, COUNTING.pieces)]
+        update(trainer, [COUNTING])
+        after = [trainer.served.read(torch.tensor([pieces])) for pieces in (usual, COUNTING.pieces)]
+        there, here = (float((new - old).norm()) for new, old in zip(after, before, strict=True))
+        assert here > 0
+        shares.append(there / here)
+    assert shares[1] < 0.7 * shares[0]

@@ -246,6 +246,9 @@ def test_updates_that_gain_nothing_wait_until_they_cost_a_fiftieth():
         interval = paying(batch=batch)
         assert interval.is_due(0, 4), "nothing is known yet"
         interval.observe_update(step_of(None, None, served=False), 40, 4)
+        assert not interval.is_exploring, "the first one had few examples"
+        interval.interval = 4
+        interval.observe_update(step_of(None, None, served=False), 40, 4)
         assert interval.is_exploring
         assert [interval.is_due(tokens, 100) for tokens in (enough - 1, enough)] == [False, True]
         assert not interval.is_due(enough, 7), "and the interval is doubled"
@@ -266,6 +269,17 @@ def test_the_benefit_of_an_update_is_counted_over_as_many_prompts_as_there_were(
     assert intervals == [8, 16, 32]
     interval.observe_update(step_of(0.5, 0.53), 720, 72)
     assert interval.interval == 16
+
+
+def test_a_benefit_lasts_as_long_as_the_stream_where_that_is_known():
+    """Each is worth .03 x 40 x 10 = 12 passes at 40 prompts left, and costs 20; at 80 prompts left it is worth 24."""
+    for left, next_interval in ((40, 8), (80, 4)):
+        interval = BreakEvenInterval(4, 2, 0.1, 1, prompts=left + 4)
+        interval.observe_update(step_of(0.5, 0.53), 40, 4)
+        assert interval.interval == next_interval
+        interval.restart()
+        interval.observe_update(step_of(0.5, 0.53), 40, 4)
+        assert interval.interval == 8 if left == 40 else 4, "a drift does not shorten the stream"
 
 
 def test_updates_that_do_not_repay_themselves_are_spaced_twice_as_far_up_to_the_longest():
