@@ -1,6 +1,7 @@
 """Defaults of commands that differ from the settings' own: settings that the user gave stay.
 
-`omnidraft replay` without a source and a target runs a real model on questions, then on code. A server, or an engine in
+`omnidraft replay` without a source and a target runs a real model on questions, then on tasks in Rust, which its
+drafter has never seen. A server, or an engine in
 this process, decodes several requests together, at the temperature of other servers.
 """
 
@@ -10,14 +11,11 @@ from pipeline.config.settings import Config
 
 NAMING = frozenset({"sources", "targets", "swaps"})  # a user who sets one of these wants another run
 REAL_RUN: Mapping[str, object] = {
-    "sources": ("builtin:questions", "builtin:code"),
+    "sources": ("builtin:questions", "builtin:rust"),
     "source.chat": True,
-    "source.limit": 36,
+    "source.limit": 48,
     "sampling.max_new_tokens": 48,
     "draft.exploration": 1 / 32,  # so that the run's log shows the gain of each source of drafts
-    # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
-    # (benchmarks/notes/learning.md).
-    "learn.rate": 2e-4,
 }
 BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself
 BATCH = 8  # requests decoded together

@@ -1,8 +1,9 @@
 """The probe's prompts: fixed texts, so that versions of any run, machine and Python compare.
 
-They come from modules of the Python standard library (3.11, PSF licence) that are held out of the built-in models'
-training. Docs are the first words of paragraphs in the midst of a docstring, code the first lines of functions without
-one: no built-in stream yields either.
+Docs and code come from modules of the Python standard library (3.11, PSF licence) that are held out of the built-in
+models' training: the first words of paragraphs in the midst of a docstring, and the first lines of functions without
+one. The others are beginnings of functions in Rust, which the built-in drafters were not trained on. No built-in stream
+yields any of them.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 from pathlib import Path
 
 _FILE = Path(__file__).with_suffix(".json")
-# Kind ("docs" or "code") and text of each.
+# Kind ("docs", "code" or "rust") and text of each.
 PROMPTS: tuple[tuple[str, str], ...] = tuple(map(tuple, json.loads(_FILE.read_text(encoding="utf-8"))))
 
 

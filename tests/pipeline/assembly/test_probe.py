@@ -36,11 +36,11 @@ def models(config: Config, tmp_path: Path) -> Models:
     return loaded
 
 
-@pytest.mark.parametrize("kind", ["docs", "code"])
+@pytest.mark.parametrize("kind", ["docs", "code", "rust"])
 def test_no_built_in_stream_yields_a_prompt_of_the_probe(kind: str):
     streamed = [passage.prompt for passage in corpus.stream(kind)]
     own = [text for name, text in PROMPTS if name == kind]
-    assert len(own) == len(set(own)) == 12
+    assert len(own) == len(set(own)) == 8
     assert [text for text in own for prompt in streamed if prompt.startswith(text) or text.startswith(prompt)] == []
 
 
@@ -79,8 +79,9 @@ def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) 
 def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_predicts(config: Config, models: Models):
     examples, found = examples_of(config, models), make_probe(config, models)().metrics
     assert found["acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
-    assert found["upon_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
-    assert found["upon_code"] == pytest.approx(expect(models, config, examples[12:]), abs=1e-9)
+    assert found["upon_docs"] == pytest.approx(expect(models, config, examples[:8]), abs=1e-9)
+    assert found["upon_code"] == pytest.approx(expect(models, config, examples[8:16]), abs=1e-9)
+    assert found["upon_rust"] == pytest.approx(expect(models, config, examples[16:]), abs=1e-9)
     assert 0 < found["under_sampling"] < 1
     assert found["acceptance_low"] < found["acceptance"] < found["acceptance_high"]
     assert 1 <= found["tokens_per_pass"] < 6
