@@ -4,12 +4,13 @@ Drafter updates are computed on a copy and gated: an update that lowers the expe
 prompts is never served.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
 from typing_extensions import override
 
-from stages.contract.blocks import TrainingExample
+from stages.contract.blocks import AcceptanceLabel, TrainingExample
 from stages.contract.snapshot import State
 from stages.learn.training.head_trainer import HeadTrainer
 from stages.learn.training.least_squares_sums import LeastSquaresSums
@@ -76,7 +77,8 @@ class Distill(Distiller):
     examples later.
 
     Args:
-        head: trains this target's acceptance head after each prompt with enough labels (the paper's algorithm 4).
+        head: trains this target's acceptance head after each prompt with enough labels (the paper's algorithm 4), and
+            after each update of the drafter in closed form, which shows its acceptance at all tokens of some texts.
     """
 
     def __init__(self, drafter: UpdateScheduler, head: HeadTrainer) -> None:
@@ -106,14 +108,15 @@ class Distill(Distiller):
         self.head.observe(example.labels)
         without_tensors = replace(example, labels=())
         updated = self._add_head_version(self.drafter.learn(without_tensors)) if example.soft_targets else ()
-        return (*updated, *self._head_step(example)) if example.labels else updated
+        lessons = self.drafter.take_labels(example.target)
+        return (*updated, *self._head_step(example, lessons)) if example.labels or lessons else updated
 
     def _add_head_version(self, updated: Updated | None) -> tuple[Updated, ...]:
         return (replace(updated, head_version=self.head.version),) if updated else ()
 
-    def _head_step(self, example: TrainingExample) -> tuple[Updated, ...]:
+    def _head_step(self, example: TrainingExample, lessons: Sequence[AcceptanceLabel]) -> tuple[Updated, ...]:
         started = perf_counter()
-        loss = self.head.update()
+        loss = self.head.study(lessons) if lessons else self.head.update()
         if loss is None:
             return ()
         step = Updated(

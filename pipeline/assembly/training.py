@@ -1,7 +1,6 @@
 """What learns: the drafter's trainer, each target's head, and their schedules, as configured."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable
@@ -25,7 +24,7 @@ BYTES = 4  # of their weights
 LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
 HEAD_RATE = 5e-3  # of a head that begins with random weights
 TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (benchmarks/notes/choosing.md)
-HEAD_BATCH, HEAD_BUFFER = 256, 8192  # labels of a step, and those that are kept: of some hundred prompts
+HEAD_BATCH, HEAD_BUFFER = 256, 2048  # labels of a step, and those that are kept: of some 50 prompts
 WEIGHT_DECAY, CLIP = 0.01, 1.0  # AdamW's, and the largest norm of a gradient
 STEPS = 2  # gradient steps of an update
 LAG = 4  # prompts between the start of an update in the background and its application
@@ -74,20 +73,12 @@ def make_distillers(
         gate_tolerance=GATE_TOLERANCE,
         seed=config.seed,
     )
-    measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     in_closed_form = learn.trains_output_layer
-    vocabulary, longest = targets[0].drafter_vocabulary, targets[0].drafter.max_length
-    make_output_trainer = partial(
-        OutputLayerTrainer, usual=lambda: [vocabulary.encode(text)[:longest] for text in read_usual_texts()]
-    )
     step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
     examples = learn.interval * (MOST_INTERVALS if in_closed_form else 1)
 
     def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
-        allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
-        loss = LOSSES[learn.loss]
-        make_trainer = make_output_trainer if in_closed_form else DrafterTrainer
-        trainer = make_trainer(sharing[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
+        trainer = _make_trainer(config, sharing, training, yield_cpu)
         interval = UpdateInterval(learn.interval)
         if learn.spacing == "paying":
             own = prompts * len(sharing) // len(targets)
@@ -101,6 +92,23 @@ def make_distillers(
 
     own = [make_scheduler([models]) for models in targets] if learn.lora else [make_scheduler(targets)] * len(targets)
     return list(map(make_distill, own, heads))
+
+
+def _make_trainer(
+    config: Config, sharing: Sequence[DrafterModels], training: TrainingConfig, yield_cpu: Callable[[], None]
+) -> DrafterTrainer:
+    """Make what trains the weights that some targets share."""
+    learn, drafter, vocabulary = config.learn, sharing[0].drafter, sharing[0].drafter_vocabulary
+    measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
+    allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
+    arguments = drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, yield_cpu
+    if not learn.trains_output_layer:
+        return DrafterTrainer(*arguments)
+
+    def read_usual() -> list[list[int]]:
+        return [vocabulary.encode(text)[: drafter.max_length] for text in read_usual_texts()]
+
+    return OutputLayerTrainer(*arguments, usual=read_usual)
 
 
 def piece_cost(costs: str | float, targets: Sequence[Models]) -> float:

@@ -27,13 +27,14 @@ from typing_extensions import override
 
 from stages.contract.blocks import Numbers, TrainingExample
 from stages.contract.snapshot import State
+from stages.drafting.head import piece_features
 from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.batches import Batch
 from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.least_squares_sums import Change, LeastSquaresSums
-from stages.learn.training.update import Assignment, Chooser, Scores
+from stages.learn.training.update import Assignment, Attempt, Chooser, Scores
 from store.errors import CorruptError
 
 
@@ -160,20 +161,27 @@ class OutputLayerTrainer(DrafterTrainer):
         self._loaded_DX = read_layer(self._baseline)
         outputs, width = self._loaded_DX.shape
         self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
-        hidden = output_layer(self._baseline.model).weight.shape[1]
+        self._hidden = output_layer(self._baseline.model).weight.shape[1]
         # without the weights of the targets' states where these are zeros
-        self._read_layer_DX = self._loaded_DX if self._loaded_DX[:, hidden:].any() else self._loaded_DX[:, :hidden]
+        reads = bool(self._loaded_DX[:, self._hidden :].any())
+        self._read_layer_DX = self._loaded_DX if reads else self._loaded_DX[:, : self._hidden]
         self._correction: Change | None = None  # the last solution, unless the sums changed since
         # decayed sums of the measured acceptance, and of the tokens at which it was
         self._measured, self._tokens = [0.0] * len(STRENGTHS), 0.0
         self._read: dict[TrainingExample, Places] = {}  # of held-out examples
         self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
+        self._lessons: dict[str, tuple[Tensor, Tensor]] = {}  # of the update in progress
         self._most_read = 2 * self._training.gate_window * self._gate.targets
 
     @override
     def assign(self, fresh: Sequence[TrainingExample]) -> Assignment:
         """Select the fresh examples: the sums hold the older ones."""
         return Assignment(tuple(fresh), self._gate.held_out)
+
+    @override
+    def attempt(self, assignment: Assignment) -> Attempt:
+        self._lessons = {}
+        return replace(super().attempt(assignment), lessons=self._lessons)
 
     @override
     def add_to_replay(self, example: TrainingExample) -> None:
@@ -318,9 +326,25 @@ class OutputLayerTrainer(DrafterTrainer):
         first_ND, first_NC = loaded_ND[first_N], change_NC[first_N]
         for number, factor in enumerate(STRENGTHS):
             student = StudentBatch(correction.add_to(first_ND, first_NC, factor), firsts)
-            measured_S[number] += self._measure(student, firsts).double().sum().cpu()
+            measured_N = self._measure(student, firsts)
+            measured_S[number] += measured_N.double().sum().cpu()
+            if factor == self._strength:
+                hidden_NW = places.features_NX[first_N, : self._hidden]
+                self._add_lessons(batch, batch.rows_N[first_N], hidden_NW, student, measured_N)
         self._add_to_sums(places, later, loaded_ND, 1.0)
         return loss
+
+    def _add_lessons(
+        self, batch: Batch, rows_N: Tensor, hidden_NW: Tensor, student: StudentBatch, acceptance_N: Tensor
+    ) -> None:
+        """Keep what the acceptance head learns from a batch: a draft might have begun with any of its tokens."""
+        features_NF = piece_features(hidden_NW, student.logits_ND, student.argmax_N, 0)
+        for target in dict.fromkeys(example.target for example in batch.examples):
+            own = [row for row, example in enumerate(batch.examples) if example.target == target]
+            lines_N = torch.isin(rows_N, torch.tensor(own, device=rows_N.device))
+            before = self._lessons.get(target, (features_NF[:0], acceptance_N[:0]))
+            new = features_NF[lines_N], acceptance_N[lines_N]
+            self._lessons[target] = torch.cat([before[0], new[0]]), torch.cat([before[1], new[1]])
 
     @property
     def _strength(self) -> float:

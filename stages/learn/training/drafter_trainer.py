@@ -36,6 +36,7 @@ from stages.learn.training.update import (
     Step,
     TrainingConfig,
     mean_score,
+    to_lessons,
 )
 
 LOG = logging.getLogger("omnidraft.training")
@@ -318,6 +319,7 @@ class DrafterTrainer:
             "scores": list(attempt.scores.items()),
             "moments": moments_of(attempt.moments),
             "candidate": self._candidate.trained_weights if attempt.step.served else None,
+            "lessons": attempt.lessons,
         }
 
     @torch.no_grad()
@@ -326,7 +328,7 @@ class DrafterTrainer:
         if state["candidate"] is not None:
             _copy_weights(state["candidate"], self._candidate.trained_weights)
         moments = with_moments(self._optimizer, state["moments"])
-        return Attempt(Step(**state["step"]), _to_scores(state["scores"]), moments)
+        return Attempt(Step(**state["step"]), _to_scores(state["scores"]), moments, to_lessons(state["lessons"]))
 
 
 def _to_scores(saved: State) -> Scores:

@@ -16,6 +16,9 @@ NEW_LABELS = 32  # of a step: a step takes as long as half a pass of a fast targ
 # The same of a head that came trained, which gains less by a step (benchmarks/notes/choosing.md), but for the first
 # step after a reset.
 NEW_LABELS_TRAINED = 128
+# Steps when an update of the drafter has shown its acceptance at all tokens of some texts, and their learning rate. The
+# other rate of a head that came trained is low: labels of drafts are few, and of places where it wanted to draft.
+LESSON_STEPS, LESSON_RATE = 4, 1e-3
 
 
 class HeadTrainer:
@@ -44,12 +47,23 @@ class HeadTrainer:
         device = next(self.served.parameters()).device  # labels of a restored sequence are on the CPU
         self._labels.extend(replace(label, features_F=label.features_F.to(device)) for label in labels)
 
+    def study(self, lessons: Sequence[AcceptanceLabel]) -> float | None:
+        """Add labels of an update of the drafter, and make some gradient steps. Returns as `update`."""
+        self.observe(lessons)
+        loss = None
+        for _ in range(LESSON_STEPS):
+            loss = self._step(max(self._rate, LESSON_RATE))
+        return loss
+
     def update(self) -> float | None:
         """Make one gradient step. Returns the loss in nats; None with few new labels, or if it is not finite."""
         first = min(self.batch, NEW_LABELS)
         due = self._labels_per_step if self._optimizer.state else min(self._labels_per_step, first)
         if self._new_labels < due or len(self._labels) < first:
             return None
+        return self._step(self._rate)
+
+    def _step(self, rate: float) -> float | None:
         self._new_labels = 0
         chosen = self._random.sample(self._labels, min(self.batch, len(self._labels)))
         features_BF = torch.stack([label.features_F for label in chosen]).clone()
@@ -57,6 +71,8 @@ class HeadTrainer:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(self.served(features_BF), labels_B)
         if not math.isfinite(float(loss.detach())):
             return None
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()

@@ -17,13 +17,14 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import TrainingExample
+from stages.contract.blocks import AcceptanceLabel, TrainingExample
 from stages.contract.snapshot import State
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.interval import UpdateInterval
-from stages.learn.training.update import Attempt, Chooser, Step, make_event
+from stages.learn.training.update import Attempt, Chooser, Step, make_event, to_lessons
 from store.events import Updated
 
 T = TypeVar("T")
@@ -104,6 +105,7 @@ class UpdateScheduler:
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = self._tokens = 0
         self._pending: _PendingUpdate | None = None
+        self._lessons: dict[str, tuple[Tensor, Tensor]] = {}  # of the last update, until their targets take them
         self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
 
     @property
@@ -168,6 +170,13 @@ class UpdateScheduler:
         self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._tokens, self._prompts, self._lag, waited)
         self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
 
+    def take_labels(self, target: str) -> list[AcceptanceLabel]:
+        """Return what the last update shows of the drafter's acceptance at a target's tokens, once."""
+        if target not in self._lessons:
+            return []
+        features_LF, acceptance_L = self._lessons.pop(target)
+        return list(map(AcceptanceLabel, features_LF, acceptance_L.tolist()))
+
     def wait(self) -> bool:
         """Block until no update is being computed, without adopting it. Returns whether an update is pending."""
         if self._pending:
@@ -181,6 +190,7 @@ class UpdateScheduler:
         attempt, seconds, pending = self._take_result(self._pending)
         started = perf_counter()
         step = self.trainer.settle(attempt)
+        self._lessons |= attempt.lessons
         self._interval.observe_update(step, pending.tokens, pending.prompts)
         settling = perf_counter() - started
         pending.waited += settling
@@ -199,6 +209,7 @@ class UpdateScheduler:
         for example in self._fresh:
             self.trainer.add_to_replay(example)
         self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
+        self._lessons = {}
         self._interval.restart()
         self.trainer.respond_to_drift()
         return dropped
@@ -238,6 +249,7 @@ class UpdateScheduler:
             "seen": dict(self._seen),
             "counts": (self._prompts, self._judged, self._tokens),
             "pending": pending,
+            "lessons": self._lessons,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -246,7 +258,7 @@ class UpdateScheduler:
         self._fresh = list(state["fresh"])
         self._seen = Counter(state["seen"])
         self._prompts, self._judged, self._tokens = state["counts"]
-        self._pending = None
+        self._pending, self._lessons = None, dict(to_lessons(state["lessons"]))
         if pending := state["pending"]:
             done: Future[tuple[Attempt, float]] = Future()
             done.set_result((self.trainer.load_attempt(pending["attempt"]), pending["seconds"]))

@@ -5,10 +5,12 @@ The gate passes an update only if the expected acceptance falls on no target's h
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State, random_state
@@ -18,7 +20,15 @@ from store.events import Updated
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
 Scores = dict[TrainingExample, Score]
 Chooser = Callable[[TrainingExample], bool]  # of examples that are to be forgotten
+# Labels of the acceptance head, by target: the features of pieces that the drafter would have drafted at the tokens of
+# texts (L, F), and the probabilities of their acceptance (L,).
+Lessons = Mapping[str, tuple[Tensor, Tensor]]
 FEWEST = 3  # held-out examples of a target that can refuse an update
+
+
+def to_lessons(saved: State) -> Lessons:
+    """Return the lessons of a checkpoint."""
+    return {target: (features_LF, acceptance_L) for target, (features_LF, acceptance_L) in saved.items()}
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class Attempt:
     step: Step  # its outcome; `served` if the gate passed it. If not, the candidate's weights are reset.
     scores: Scores  # those of the candidate, by held-out example
     moments: dict[str, Any]  # the optimiser's state before the update
+    lessons: Lessons = field(default_factory=dict)
 
 
 class Reservoir:

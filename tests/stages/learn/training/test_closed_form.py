@@ -11,7 +11,8 @@ from soft_target_tables import store_tokens
 from stored_states import store
 from test_drafter_trainer import ALLOWED, BACKWARD, COUNTING, LATER, SHAPE, VOCABULARY, same, update, weights
 
-from stages.contract.blocks import TrainingExample
+from stages.contract.blocks import EXTRA_FEATURES, TrainingExample
+from stages.contract.snapshot import Snapshot, read_snapshot
 from stages.drafting.target_states import SIZE, TargetStates
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
@@ -273,3 +274,23 @@ def test_usual_texts_keep_what_the_drafter_knew_elsewhere():
         assert here > 0
         shares.append(there / here)
     assert shares[1] < 0.7 * shares[0]
+
+
+def test_an_update_shows_the_head_the_acceptance_at_every_token():
+    """Of the drafter before it has learned the example, as the gate measures it, with the features of its likeliest
+    piece there."""
+    trainer = new_trainer(measure=greedy_agreement, reads_states=False)
+    fresh = [COUNTING, replace(BACKWARD, target="other")]
+    attempt = trainer.attempt(trainer.assign(fresh))
+    assert attempt.lessons.keys() == {"one", "other"}
+    for example in fresh:
+        features_LF, acceptance_L = attempt.lessons[example.target]
+        total, tokens = new_trainer(measure=greedy_agreement, reads_states=False)._score(trainer.served, [example])[
+            example
+        ]
+        assert len(features_LF) == len(acceptance_L) == tokens
+        assert float(acceptance_L.sum()) == total
+        assert features_LF.shape[1] == SHAPE["hidden_size"] + EXTRA_FEATURES
+    saved = read_snapshot(Snapshot(trainer.attempt_state(attempt)).files())
+    kept = trainer.load_attempt(saved).lessons
+    assert all(torch.equal(kept[name][0], features_LF) for name, (features_LF, _) in attempt.lessons.items())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stages.contract.blocks import AcceptanceLabel
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
-from stages.learn.training.head_trainer import HeadTrainer
+from stages.learn.training.head_trainer import LESSON_STEPS, HeadTrainer
 
 WIDTH = 6
 
@@ -108,3 +108,17 @@ def test_a_reset_gives_the_first_weights_without_labels_or_momentum():
         assert each.update() is not None
     small = {name: weight for name, weight in weights(trainer).items() if name.startswith("norm")}
     assert all(torch.allclose(small[name], weights(fresh)[name], atol=2.1e-2) for name in small)
+
+
+def test_the_labels_of_an_update_are_studied_at_once_and_at_a_rate_of_their_own():
+    """A trained head's usual rate would hardly change it."""
+    losses = []
+    for _ in range(2):
+        trainer = new_trainer(rate=1e-6)
+        losses.append([trainer.study(labels(64, seed)) for seed in range(12)])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    assert trainer.version == 12 * LESSON_STEPS
+    before = weights(trainer)
+    step(trainer)
+    assert max(float((new - before[name]).abs().max()) for name, new in weights(trainer).items()) < 1e-4

@@ -7,6 +7,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from stages.contract.blocks import TrainingExample
 from stages.learn.training.interval import BreakEvenInterval, UpdateInterval
@@ -47,6 +48,12 @@ class Trainer:
 
     def respond_to_drift(self) -> None:
         self.drifts += 1
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: None) -> None:
+        pass
 
     def settle(self, attempt: Attempt) -> Step:
         self.version += attempt.step.served
@@ -215,6 +222,24 @@ def test_a_restart_drops_an_update_that_is_under_way_and_reports_it():
     assert (interval.observed, interval.restarts) == ([], 1)
     assert learner.restart() is None
     assert [at for at, _ in list_updates(learner, 4)] == [3], "and learning continues"
+
+
+def test_each_target_takes_what_an_update_shows_of_it_once():
+    learner, trainer, _ = learner_of(1)
+    lessons = {"big": (torch.eye(2), torch.tensor([0.25, 1.0]))}
+    trainer.attempt = lambda assignment: Attempt(step_of(), {}, {}, lessons)  # type: ignore[method-assign]
+    learner.learn(example_of(0))
+    assert learner.take_labels("other") == []
+    again, _, _ = learner_of(1)
+    again.load_state_dict(learner.state_dict())
+    for one in (learner, again):
+        labels = one.take_labels("big")
+        assert [label.acceptance for label in labels] == [0.25, 1.0]
+        assert torch.equal(torch.stack([label.features_F for label in labels]), torch.eye(2))
+        assert one.take_labels("big") == []
+    learner.learn(example_of(1))
+    learner.restart()
+    assert learner.take_labels("big") == [], "they are of the text before the drift"
 
 
 def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopted():
