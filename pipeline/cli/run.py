@@ -54,7 +54,7 @@ SEVERAL = "Several machines"  # group of options
 _SOURCES_HELP = (
     "Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
     "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
-    "builtin:questions, builtin:docs, builtin:code. [default: builtin:questions builtin:code]"
+    "builtin:questions, builtin:docs, builtin:code, builtin:rust. [default: builtin:questions builtin:rust]"
 )
 _TARGETS_HELP = (
     "Target model: hub name, folder or builtin; may be repeated. A prompt names its target, or targets are used in "
