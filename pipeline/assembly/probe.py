@@ -69,9 +69,9 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     would emit at these costs, and `tokens_per_second_plain` what the target would emit without drafts. `_low` and
     `_high` are the ends of intervals of 95% over prompts. `under_sampling` is a bound of the acceptance to expect at
     temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one; `upon_docs`,
-    `upon_code` and `upon_rust` are the acceptance on each kind of prompt. (MLflow sorts names: what is read first comes first.) Draws
-    no random numbers, and leaves rows, kernels and costs of the run alone. `costs` are those of passes in earlier runs,
-    in seconds; without them no tokens per second are given.
+    `upon_code` and `upon_rust` are the acceptance on each kind of prompt. (MLflow sorts names: what is read first comes
+    first.) Draws no random numbers, and leaves rows, kernels and costs of the run alone. `costs` are those of passes in
+    earlier runs, in seconds; without them no tokens per second are given.
     """
     return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))
 
