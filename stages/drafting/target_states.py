@@ -54,7 +54,8 @@ class StateProjection:
         square = own_W.dot(own_W) / len(own_W)
         if not math.isfinite(square):
             return np.zeros(SIZE)
-        return np.rint(own_W.dot(self._matrix_WS) / max(1e-6, math.sqrt(square))).clip(-127, 127)
+        numbers_S: Numbers = np.rint(own_W.dot(self._matrix_WS) / max(1e-6, math.sqrt(square))).clip(-127, 127)
+        return numbers_S
 
 
 def state_features(states_NS: Tensor) -> Tensor:
