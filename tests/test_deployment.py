@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "examples" / "deploy"
 BOARD = DEPLOY / "grafana" / "boards" / "omnidraft.json"
 METRICS = ROOT / "tests" / "golden" / "frozen" / "metrics.json"  # what the server exposes
-YAML = sorted(path.relative_to(DEPLOY).as_posix() for path in DEPLOY.rglob("*.y*ml"))
 
 
 def read_yaml(name: str) -> Any:
@@ -64,11 +63,6 @@ def test_the_sample_configuration_changes_settings():
     assert given != Config()
 
 
-@pytest.mark.parametrize("name", YAML)
-def test_yaml_is_a_mapping(name: str):
-    assert isinstance(read_yaml(name), dict)
-
-
 def test_commands_of_services_parse(services: Mapping[str, Any]):
     commands = list(own_commands(services))
     assert [words[0] for words in commands] == ["zoo", "serve", "dashboard"]
@@ -105,16 +99,6 @@ def test_files_and_volumes_of_services_exist(services: Mapping[str, Any]):
     configuration = shlex.join(services["server"]["command"]).partition("--config ")[2].split()[0]
     assert read_mounts(services["server"])[configuration] == "../settings.toml"
     assert all(name in services for service in services.values() for name in service.get("depends_on", ()))
-
-
-def test_one_service_builds_the_image_and_none_pulls_it(services: Mapping[str, Any]):
-    """Services that build the same image do so in parallel and name it the same; without `never` it would be pulled."""
-    own = {name: service for name, service in services.items() if service["image"] == "omnidraft"}
-    assert [name for name in own if "build" in own[name]] == ["model"]
-    assert {name: service["pull_policy"] for name, service in own.items()} == {
-        **dict.fromkeys(own, "never"),
-        "model": "build",
-    }
 
 
 def test_services_wait_for_what_they_need_and_its_health_is_checked(services: Mapping[str, Any]):

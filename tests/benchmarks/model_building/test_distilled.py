@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -16,13 +15,11 @@ from tiny_pair import TinyPair, sentences, tiny_model
 from benchmarks.model_building import answers, distilled, recipes
 from benchmarks.model_building.answers import KEPT, QUESTIONS, read_answers, read_questions, write_answers
 from benchmarks.model_building.distilled import DistilledRecipe
-from benchmarks.model_building.spelled_texts import PROMPT_WEIGHT, LabelledText, RowSampler, TextSpeller
+from benchmarks.model_building.spelled_texts import PROMPT_WEIGHT, TextSpeller
 from pipeline.assembly.models import load_only_target
 from pipeline.config.settings import Config
-from pipeline.sources import corpus
 from stages.vocabulary.chat import PlainConversation
 from stages.vocabulary.pair import Pair
-from store.errors import ModelError
 
 
 @pytest.fixture
@@ -60,18 +57,6 @@ def test_questions_are_of_training_splits_and_of_both_temperatures(data: Path, c
     assert found != read_questions(data, chat, (0.0, 0.8), seed=1)
 
 
-def test_code_is_not_that_of_the_builtin_stream(data: Path, chat: PlainConversation, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers, "FUNCTIONS", 10**6)
-    monkeypatch.setattr(answers, "LONGEST_QUESTION", 10**6)
-    texts = {question.text for question in read_questions(data, chat, (0.0,), seed=0)}
-    assert not texts & {passage.prompt for passage in corpus.functions(held_out=True)}
-
-
-def test_missing_data_is_named(tmp_path: Path, chat: PlainConversation):
-    with pytest.raises(ModelError, match="--data"):
-        read_questions(tmp_path, chat, (0.0,), seed=0)
-
-
 def test_greedy_answers_are_those_of_plain_decoding(
     data: Path, models, chat: PlainConversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -92,17 +77,6 @@ def test_greedy_answers_are_those_of_plain_decoding(
             ids = torch.tensor([[*question.tokens, *emitted]])
             best = models.target.model(ids).logits[0].argmax(-1).tolist()
             assert emitted == best[len(question.tokens) - 1 : -1]
-
-
-def test_answers_that_exist_are_kept(data: Path, models, chat: PlainConversation, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(answers, "PART", 5)
-    questions = read_questions(data, chat, (0.0,), seed=0)[:10]
-    write_answers(models.target, models.eos_ids, questions[:5], 4, tmp_path, lambda done, tokens: None)
-    (first,) = tmp_path.glob("*.parquet")
-    before = first.stat().st_mtime_ns
-    write_answers(models.target, models.eos_ids, questions, 4, tmp_path, lambda done, tokens: None)
-    assert len(list(tmp_path.glob("*.parquet"))) == 2
-    assert first.stat().st_mtime_ns == before
 
 
 def make_row(emitted: Sequence[int], pair: Pair) -> dict[str, Any]:
@@ -142,28 +116,6 @@ def test_first_pieces_of_likely_tokens_are_labels(models, chat: PlainConversatio
     other = row["likeliest"][KEPT + 1]
     assert text.labels[second, :2].tolist() == [pair.context[emitted[1]][0], pair.context[other][0]]
     assert text.weights[second] == pytest.approx([0.8, 0.2, 0.0, 0.0])
-
-
-def test_a_likely_token_without_pieces_is_no_label(models, chat: PlainConversation):
-    context = list(models.pair.context)
-    nothing = len(context) - 1
-    context[nothing] = ()
-    pair = replace(models.pair, context=tuple(context))
-    emitted = models.target_vocabulary.encode_text(sentences(3, 4)[0], first=False)[:1]
-    row = make_row(emitted, pair) | {"likeliest": [nothing, emitted[0], nothing, nothing], "chances": [0.5, 0.2, 0, 0]}
-    text = TextSpeller(models.drafter_vocabulary, pair, chat).spell_answer(row)
-    place = len(text.pieces) - len(pair.context[emitted[0]])
-    assert text.weights[place] == pytest.approx([0.0, 1.0, 0.0, 0.0])
-    assert text.labels[place, 1] == pair.context[emitted[0]][0]
-
-
-def test_every_text_of_a_kind_is_drawn_before_one_comes_again():
-    weights = np.ones((4, KEPT), np.float32)
-    texts = [LabelledText(np.full(4, number), np.full((4, KEPT), number), weights) for number in range(6)]
-    pieces_BT, labels_BTK, weights_BTK = RowSampler([(texts, 1.0)], length=8, seed=0).draw(3)
-    assert sorted(set(pieces_BT.flatten().tolist())) == [0, 1, 2, 3, 4, 5]
-    assert (labels_BTK == pieces_BT[..., None]).all()
-    assert weights_BTK.shape == (3, 8, KEPT)
 
 
 def test_the_loss_is_that_of_the_weighted_labels():

@@ -58,15 +58,6 @@ def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder, result
 
 
-@pytest.mark.slow
-def test_every_arm_of_a_seed_sees_the_same_prompts_and_every_seed_others(losses: tuple[Path, Result]):
-    runs = runs_of(losses[0] / "kept.json")
-    assert set(runs) == {(arm, seed) for arm in ("none", "hybrid", "trie") for seed in (0, 1)}
-    prompts = {seed: {run["prompts"] for (_, s), run in runs.items() if s == seed} for seed in (0, 1)}
-    assert [len(found) for found in prompts.values()] == [1, 1]
-    assert prompts[0] != prompts[1]
-
-
 def test_arms_differ_in_what_they_are_named_after(losses: tuple[Path, Result]):
     runs = runs_of(losses[0] / "kept.json")
     assert runs["none", 0]["learning"] == 0 == runs["none", 0]["cache_entries"]
@@ -80,13 +71,6 @@ def test_arms_differ_in_what_they_are_named_after(losses: tuple[Path, Result]):
         assert counts["at"] == sorted(counts["at"])
         assert 0 < counts["at"][-1] <= run["seconds"]
         assert max(counts["drafted"]) <= 5 * max(counts["blocks"])
-
-
-def test_arms_take_turns(losses: tuple[Path, Result]):
-    lines = [line for line in losses[1].stderr.splitlines() if "last fifth" in line]
-    assert [line.split(", ")[2].split(":")[0] for line in lines] == ["none", "hybrid", "trie", "hybrid", "trie", "none"]
-    assert lines[0].startswith("1 of 6: ")
-    assert " left" in lines[0]
 
 
 def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, Result], tiny_pair: TinyPair):
