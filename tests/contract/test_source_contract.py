@@ -74,7 +74,7 @@ def spec_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
 FILES = ["parquet", "jsonl", "ndjson", "csv", "tsv"]
 COLUMNS_UNKNOWN = ["-", "kafka"]
 TABLE_KINDS = [*FILES, *COLUMNS_UNKNOWN, "hf://owner/sample:test", "ray parquet", "ray jsonl"]
-KINDS = [*TABLE_KINDS, "builtin:docs", "builtin:code", "builtin:questions"]
+KINDS = [*TABLE_KINDS, "builtin:docs", "builtin:code", "builtin:questions", "builtin:rust"]
 
 
 def open_with_input(spec: str, options: SourceSettings, given: bytes) -> Source:

@@ -46,7 +46,7 @@ def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft
     assert typed.status == 0, typed.err
     assert "instead of" not in typed.err
     assert load(here / "run" / "config.json").targets == ("smollm2-135m",)
-    assert table_of(here / "run", "prompts").column("dataset").to_pylist() == ["questions", "code"]
+    assert table_of(here / "run", "prompts").column("dataset").to_pylist() == ["questions", "rust"]
 
 
 @pytest.mark.slow
