@@ -33,9 +33,7 @@ from pipeline.serve.http.api import make_app
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.run import ServerRun
-from pipeline.versions.export import export_version
 from store.fault_points import VARIABLE
-from store.registry.registry import default_uri, list_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_smollm2]
 
@@ -181,19 +179,3 @@ def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
     assert answer["choices"][0]["message"]["content"] == expected
     assert "Paris" in expected
     assert answer["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.sweep
-def test_an_exported_drafter_drafts_for_smollm2(smollm2: str, questions: list[Path], tmp_path: Path):
-    uri = default_uri(tmp_path / "runs")
-    few = {"source__limit": 4, "sampling__max_new_tokens": NEW_TOKENS}
-    config = config_for([smollm2], questions[:1], **few, publish__enabled=True, publish__mlflow_uri=uri)
-    run_replay(config, tmp_path / "runs" / "first")
-    newest = list_versions(uri)[0]
-    assert newest.number > 1
-    folder = export_version(uri, newest.name, newest.number, tmp_path / "drafter")
-    run_replay(config_for([smollm2], questions[:1], **few, drafter=str(folder)), tmp_path / "second")
-    prompts = rows_by_offset(tmp_path / "second", "prompts")
-    expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))
-    assert list(emitted_by(tmp_path / "second").values()) == expected
-    assert sum(row["accepted"] for row in prompts) > 0
