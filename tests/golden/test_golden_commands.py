@@ -30,7 +30,6 @@ WRONG = {
 
 
 def to_json(value: Any) -> Any:
-    """A default value as JSON."""
     if isinstance(value, list | tuple):
         return [to_json(one) for one in value]
     if isinstance(value, Enum):
@@ -94,7 +93,6 @@ def test_commands_and_options(golden: Golden) -> None:
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

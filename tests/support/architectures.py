@@ -207,7 +207,6 @@ def measure(architecture: Architecture, folder: Path) -> Measured:
 
 
 def line_of(architecture: Architecture, measured: Measured) -> str:
-    """The line of the page."""
     result = f"refused: {measured.reason}" if measured.outcome == "refused" else measured.forward
     kind, _, variant = architecture.name.partition(" ")
     name = " ".join(filter(None, (f"`{kind}`", variant)))

@@ -44,7 +44,6 @@ def ignore_all(parent: Parent) -> None:
 
 
 def fail(parent: Parent, error: BaseException) -> None:
-    """Raise an error."""
     raise error
 
 
@@ -61,12 +60,10 @@ def fail_unpicklable(parent: Parent) -> None:
 
 
 def exit_with(parent: Parent, status: int) -> None:
-    """Exit at once."""
     os._exit(status)
 
 
 def write_log(parent: Parent) -> None:
-    """Log and warn."""
     LOG.debug("too low")
     LOG.warning("number %d", 7, extra={"unsent": 3, "path": Path("a")})
     warnings.warn("careful", stacklevel=1)

@@ -131,7 +131,6 @@ class Life:
         return held
 
     def end(self) -> Ended:
-        """Wait for its end."""
         try:
             status = self.process.wait(HANG_SECONDS)
         except subprocess.TimeoutExpired:
@@ -225,7 +224,6 @@ def complete_run(stream: Stream, folder: Path, run: Path) -> Path:
 
 
 def resume_run(run: Path, folder: Path) -> Path:
-    """Resume a run and complete it."""
     Life(World(folder), ["replay", "--resume", run]).end().assert_clear(0)
     return run
 

@@ -96,7 +96,6 @@ def write_log(run: Path, completed: Sequence[PromptCompleted]) -> None:
 
 
 def make_service(setup: LearnerConfig) -> LearnerService:
-    """Make a learner service."""
     return LearnerService(setup)
 
 

@@ -209,7 +209,6 @@ def prepare(prompt: PromptReceived) -> SequenceState:
 
 
 def stub_runner(clock: RunClock, name: str = "big", drifts: dict[int, str] | None = None) -> TargetRunner:
-    """A runner over stubs."""
     distill = StubDistill()
     return TargetRunner(
         name,

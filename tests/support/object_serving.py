@@ -50,7 +50,6 @@ class ObjectServer:
         return [item["Key"].removeprefix(f"{prefix}/") for page in pages for item in page.get("Contents", ())]
 
     def read(self, uri: str, name: str) -> bytes:
-        """An object."""
         return self.client.get_object(**_key(uri, name))["Body"].read()
 
     def write(self, uri: str, name: str, content: bytes | None) -> None:

@@ -112,7 +112,6 @@ def make_request(engine: LiveEngine, text: str, **changes: Any) -> GenerationReq
 def submit_prompt(
     engine: LiveEngine, text: str, listener: RecordingListener | None = None, **changes: Any
 ) -> RecordingListener:
-    """Submit a request and return its listener."""
     recorder = listener or RecordingListener()
     engine.submit(make_request(engine, text, **changes), recorder)
     return recorder

@@ -57,7 +57,6 @@ def make_tree(
 
 
 def emit(event: TokenDecision, outcome: Outcome, token: int, origin: Origin) -> TokenDecision:
-    """The decision with an outcome that emits a token."""
     return replace(event, outcome=outcome, emitted_id=token, emitted_bytes=b" %d" % token, origin=origin)
 
 

@@ -58,6 +58,5 @@ def variables_of(python: Path) -> dict[str, str]:
 
 
 def read_dependencies() -> list[str]:
-    """Read the dependencies of omnidraft."""
     found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     return [str(one) for one in found]

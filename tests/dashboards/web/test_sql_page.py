@@ -24,7 +24,6 @@ def names(page: Any) -> list[str]:
 
 
 def text(page: Any) -> str:
-    """The text in the editor."""
     return "\n".join(page.locator("#query .cm-line").all_inner_texts()).strip()
 
 
