@@ -213,6 +213,7 @@ def test_every_name_of_a_run_is_published(published: Published, name: str):
     assert fetch_version(f"models:/names/{newest.number}", published.uri, published.root / f"{name} fetched").is_dir()
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", ["1%20", "h#h", "q?q=1&x", "a:b@c", 'it\'s "so"', "100%"])
 def test_a_folder_of_runs_may_have_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
