@@ -2,7 +2,8 @@
 import { cards, chart, colorOf, element, fixed, heading, interval, live, make, narrow, percent, plain, question, room, runs, story, style, table, whole } from "./common.js";
 
 const PANELS = [
-  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model's drafts", show: ".3f", domain: [0.75, 1] },
+  { key: "acceptance", axis: "y", title: narrow() ? "<b>Acceptance</b>; held-out tokens predicted ╌" :
+    "<b>Acceptance</b> of the drafter model's drafts; dashed: tokens of held-out prompts that it predicts, dotted: as loaded", show: ".3f", domain: [0.75, 1] },
   { key: "efficiency", axis: "y2", title: `<b>Block efficiency</b> (tokens per ${narrow() ? "" : "target "}forward)`, show: ".2f", domain: [0.57, 0.7] },
   { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.2, 0.33] },
 ];
@@ -96,6 +97,19 @@ function sourceTraces(sources) {
   });
 }
 
+// What the drafter predicts of the tokens of held-out prompts after each update, and would as it was loaded.
+function learnedTraces(updates) {
+  const KINDS_OF_SHARE = [["predicted", "dash", "now"], ["predicted_loaded", "dot", "as loaded"]];
+  return runs.flatMap((run, number) => {
+    const mine = updates.filter((mark) => mark.run === run && mark.predicted !== null);
+    return KINDS_OF_SHARE.map(([key, dash, words]) => ({
+      type: "scatter", mode: "lines+markers", yaxis: "y", legendgroup: run, showlegend: false, x: mine.map((mark) => mark.last), y: mine.map((mark) => mark[key]),
+      line: { color: runs.length > 1 ? style(number).color : colorOf("green"), dash, width: 2 }, marker: { size: 4 },
+      hovertemplate: `%{y:.3f} of the tokens of held-out prompts, ${words} (update after prompt %{x:,d})<extra>${plain(run)}</extra>`,
+    }));
+  });
+}
+
 const rate = fixed(3);
 const WORDS = {
   drift: (mark) => mark.description,
@@ -106,7 +120,8 @@ const WORDS = {
   version: (mark) => `version ${mark.version} at ${whole(mark.offset)} (${mark.reason}), parent ${mark.parent ?? "none"}, ${whole(mark.cache_entries)} n-grams, ` +
     `acceptance since the previous one ${rate(mark.acceptance)}`,
   update: (mark) => `${whole(mark.steps)} update${mark.steps > 1 ? "s" : ""} at ${whole(mark.offset)}${mark.last > mark.offset ? ` to ${whole(mark.last)}` : ""}: ` +
-    `${mark.served ? "served" : "refused by the gate"}, ${fixed(1)(mark.seconds)} s, drafter ${mark.drafter_version}`,
+    `${mark.served ? "served" : "refused by the gate"}, ${fixed(1)(mark.seconds)} s, drafter ${mark.drafter_version}` +
+    `${mark.predicted === null ? "" : `, predicts ${percent(mark.predicted)} of held-out tokens`}`,
 };
 
 // A response to a drift begins with a reset of the head, which has no row of its own in the log.
@@ -161,6 +176,7 @@ function draw(found, split) {
     ...curveTraces(found.parts, PANELS.slice(0, 2), byPart),
     ...curveTraces(found.whole, PANELS.slice(2), false),
     ...sourceTraces(found.sources),
+    ...learnedTraces(found.marks.updates),
     ...markTraces(found.marks),
   ];
   const kinds = Object.keys(KINDS).reverse();
