@@ -102,7 +102,7 @@ function learnedTraces(updates) {
   const KINDS_OF_SHARE = [["predicted", "dash", "now"], ["predicted_loaded", "dot", "as loaded"]];
   return runs.flatMap((run, number) => {
     const mine = updates.filter((mark) => mark.run === run && mark.predicted !== null);
-    return KINDS_OF_SHARE.map(([key, dash, words]) => ({
+    return (mine.length ? KINDS_OF_SHARE : []).map(([key, dash, words]) => ({
       type: "scatter", mode: "lines+markers", yaxis: "y", legendgroup: run, showlegend: false, x: mine.map((mark) => mark.last), y: mine.map((mark) => mark[key]),
       line: { color: runs.length > 1 ? style(number).color : colorOf("green"), dash, width: 2 }, marker: { size: 4 },
       hovertemplate: `%{y:.3f} of the tokens of held-out prompts, ${words} (update after prompt %{x:,d})<extra>${plain(run)}</extra>`,

@@ -253,7 +253,7 @@ def test_a_page_follows_a_run_that_continues(serve: Serve, tmp_path: Path, page:
         append(log, stream(60, first=20), commit=True)
         wait_until(page, "document.querySelector('#totals .card b').textContent === '60'")
         assert page.evaluate("document.getElementById('chart').data.find(trace => trace.yaxis === 'y').x.length") == 12
-        assert "drift at 33" in page.inner_text("#events")
+        assert make_drifted().description in page.inner_text("#events")
     wait_until(page, "document.getElementById('state').textContent === 'finished'")
     assert [url for url in page.urls if url.endswith("/stream")] == page.urls[:1], "the page was not loaded again"
 
