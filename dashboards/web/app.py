@@ -242,7 +242,7 @@ def _add_questions(app: FastAPI, quick: Logs) -> None:
 
     @app.get("/api/versions")
     def versions(request: Request, run: Runs) -> Response:
-        return _answer(request, quick, run, read_versions)
+        return _answer(request, quick, run, lambda log: read_versions(log, quick.folders()))
 
 
 def _add_long_questions(app: FastAPI, long: Logs) -> None:

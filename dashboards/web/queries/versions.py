@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dashboards.web.queries.tables import acceptance_of, read_statement, rows
+from store.errors import CorruptError
 from store.query.log_reader import LogReader
 from store.query.rates import Estimate, estimate_difference, estimate_ratio
-from store.registry.version_folder import describe_changes
+from store.registry.version_folder import describe_changes, read_manifest
 
 MOST_VERSIONS = 1000  # versions of a run, the newest ones
 # Rates on the probe: each is the ratio of two columns, summed over prompts.
@@ -33,14 +36,14 @@ _SERVED = _LATEST + read_statement("versions/served")
 _BASELINES = "SELECT * FROM versions WHERE parent IS NULL"
 
 
-def read_versions(log: LogReader) -> dict[str, Any]:
+def read_versions(log: LogReader, folders: Mapping[str, Path] = MappingProxyType({})) -> dict[str, Any]:
     """Read the versions with their rates on the probe and while each was the latest.
 
     Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1), `forwards` (tokens
     per target forward) and `speed` (tokens per second) with intervals, and `plain`, the tokens per second without
     drafts; and `gain`, how much larger each rate is than that of the baseline of its target. Both are None if the probe
     was not measured, `speed` and `plain` if no costs were known. `verdicts` has sentences for each run and target, one
-    where all drafters are `equal`.
+    where all drafters are `equal`; with the runs' `folders`, by name, they tell the probe's kinds of prompts apart.
     """
     served = {_key_of(row): row for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS)))}
     published = rows(log.select(_VERSIONS.format(most=MOST_VERSIONS)))
@@ -57,7 +60,7 @@ def read_versions(log: LogReader) -> dict[str, Any]:
     return {
         "total": log.select("SELECT count(*) AS n FROM versions").to_pylist()[0]["n"],
         "versions": versions,
-        "verdicts": list(_judge_lines(versions)),
+        "verdicts": list(_judge_lines(versions, folders)),
     }
 
 
@@ -94,7 +97,7 @@ def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -
     return {name: asdict(one) if one else None for name, one in found.items()}
 
 
-def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _judge_lines(versions: Sequence[Mapping[str, Any]], folders: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
     for line in dict.fromkeys(map(_line_of, versions)):
         mine = [version for version in versions if _line_of(version) == line]
         newest, measured = mine[-1], [version for version in mine if version["gain"]]
@@ -103,8 +106,24 @@ def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, An
         equal = len(mine) > 1 and len(digests) == 1 and "" not in digests
         same = f"Equal drafters: all {len(mine)} versions have the same weights. Since version {mine[0]['version']}: "
         sentences = [f"{same}{_describe_changes(mine[0], newest)}."] if equal else _compare(mine[0], newest, best)
+        if not equal and line[0] in folders and newest["gain"] and mine[0]["parent"] is None:
+            sentences += _describe_kinds(folders[line[0]], mine[0], newest)
         found = {"run": line[0], "target": line[1], "newest": newest["version"], "best": best and best["version"]}
         yield found | {"equal": equal, "sentences": sentences}
+
+
+def _describe_kinds(run: Path, first: Mapping[str, Any], newest: Mapping[str, Any]) -> list[str]:
+    """Say how the acceptance differs on each kind of the probe's prompts, in points."""
+    try:
+        old, new = (read_manifest(run / version["folder"])["metrics"] for version in (first, newest))
+    except (CorruptError, OSError):  # versions are deleted, and moved
+        return []
+    parts = [
+        f"{100 * (new[name] - old[name]):+.1f} {name.replace('_', ' ')}"
+        for name in new
+        if name in old and "upon_" in name
+    ]
+    return [f"In points of acceptance: {', '.join(parts)}."] if parts else []
 
 
 def _describe_changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

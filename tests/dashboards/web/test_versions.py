@@ -194,3 +194,19 @@ def test_the_page_of_equal_drafters_shows_one_line(serve: Serve, tmp_path: Path,
     page.goto(f"{serve(tmp_path / 'runs')}/versions")
     page.wait_for_selector("#verdict:has-text('Equal drafters: all 3 versions')")
     assert not any(page.is_visible(part) for part in ("#probe", "#pair", "#all"))
+
+
+def test_the_kinds_of_the_probe_s_prompts_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    metrics = {
+        "a": {"upon_docs": 0.4, "upon_rust": 0.25, "acceptance": 0.3},
+        "b": {"upon_docs": 0.375, "upon_rust": 0.5},
+    }
+    monkeypatch.setattr(versions, "read_manifest", lambda folder: {"metrics": metrics[folder.name]})
+    published = [version(0, 2, drafter_digest="a", folder="a"), version(1, 5, drafter_digest="b", folder="b")]
+    events: list[Event] = [*(prompt(offset) for offset in range(30)), *published]
+    with LogReader([write(tmp_path / "run", events)]) as log:
+        (told,) = read_versions(log, {"run": tmp_path / "run"})["verdicts"]
+        assert told["sentences"][-1] == "In points of acceptance: -2.5 upon docs, +25.0 upon rust."
+        monkeypatch.undo()
+        (left,) = read_versions(log, {"run": tmp_path / "run"})["verdicts"]
+        assert left["sentences"] == told["sentences"][:-1], "the folders are gone"
