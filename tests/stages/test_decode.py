@@ -45,6 +45,12 @@ def new_decode(
     return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, state_logits)
 
 
+def first_drafts(decode: Decode, *rows: SequenceState) -> list[Draft]:
+    for row in rows:
+        decode.admit(row)
+    return decode(rows)
+
+
 def distribution_after(pieces: list[int], sampling: SamplingParams) -> Tensor:
     allowed = logits(tuple(pieces))
     allowed[3] = -torch.inf
@@ -80,10 +86,7 @@ def test_a_text_is_read_before_its_first_draft_which_may_never_come():
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}])
 def test_distributions_are_the_drafters_whatever_became_of_the_draft_before(sampling: dict):
-    decode, rows = (
-        new_decode(**sampling),
-        [row_of([0, 1], offset=0), row_of([2, 2, 2], offset=1), row_of([4], offset=2)],
-    )
+    decode, rows = new_decode(**sampling), [row_of([0, 1]), row_of([2, 2, 2], offset=1), row_of([4], offset=2)]
     for row in rows:
         decode.admit(row)
     fates = np.random.default_rng(0)
@@ -100,9 +103,7 @@ def test_the_targets_state_is_part_of_the_recorded_distribution_and_fades_along_
     decode = new_decode(state_logits=lambda states_BS: states_BS[:, :1].double() * term_D)
     rows = [row_of([0, 1], offset=0), row_of([2, 2, 2], offset=1), row_of([0, 1], offset=0)]
     rows[0].target_state, rows[1].target_state = torch.tensor([1, 5]), torch.tensor([-2, 5])
-    for row in rows:
-        decode.admit(row)
-    for row, factor, draft in zip(rows, (1, -2, 0), decode(rows), strict=True):
+    for row, factor, draft in zip(rows, (1, -2, 0), first_drafts(decode, *rows), strict=True):
         for place, draft_probs_D in enumerate(draft.draft_probs_KD):
             want_D = logits((*row.pieces, *draft.pieces[:place])) + 0.5**place * factor * term_D
             want_D[3] = -torch.inf
@@ -110,35 +111,22 @@ def test_the_targets_state_is_part_of_the_recorded_distribution_and_fades_along_
 
 
 def test_what_spells_no_target_token_is_never_drafted():
-    decode, rows = new_decode(max_draft=8), [row_of([0], offset=offset) for offset in range(20)]
-    for row in rows:
-        decode.admit(row)
-    drafted = {piece for draft in decode(rows) for piece in draft.pieces}
-    assert drafted == ALLOWED
+    drafts = first_drafts(new_decode(max_draft=8), *(row_of([0], offset=offset) for offset in range(20)))
+    assert {piece for draft in drafts for piece in draft.pieces} == ALLOWED
 
 
 @pytest.mark.parametrize(("max_draft", "remaining", "lengths"), [(4, (9, 2, 1), [4, 2, 1]), (0, (9, 2, 1), [0, 0, 0])])
 def test_a_draft_is_no_longer_than_the_limit_and_the_remaining_tokens(
     max_draft: int, remaining: tuple, lengths: list[int]
 ):
-    decode = new_decode(max_draft=max_draft)
-    rows = [
-        row_of([0, 1], offset=offset, remaining_tokens=remaining_tokens)
-        for offset, remaining_tokens in enumerate(remaining)
-    ]
-    for row in rows:
-        decode.admit(row)
-    drafts = decode(rows)
+    rows = [row_of([0, 1], offset=offset, remaining_tokens=tokens) for offset, tokens in enumerate(remaining)]
+    drafts = first_drafts(new_decode(max_draft=max_draft), *rows)
     assert [len(draft.pieces) for draft in drafts] == lengths
     assert [tuple(draft.draft_probs_KD.shape) for draft in drafts] == [(length, PIECES) for length in lengths]
 
 
 def test_nothing_is_drafted_after_the_drafters_end():
-    decode = new_decode(max_draft=8, end=END)
-    rows = [row_of([0], offset=offset) for offset in range(20)]
-    for row in rows:
-        decode.admit(row)
-    drafts = decode(rows)
+    drafts = first_drafts(new_decode(max_draft=8, end=END), *(row_of([0], offset=offset) for offset in range(20)))
     ended = [draft for draft in drafts if END in draft.pieces]
     assert ended
     assert all(draft.pieces.index(END) == len(draft.pieces) - 1 for draft in ended)
@@ -157,10 +145,8 @@ class StopAt:
 
 
 def test_the_stop_rule_is_called_after_every_piece_for_the_chance_that_all_are_accepted():
-    rule = StopAt(3)
-    decode, row = new_decode(stop_rule=rule), row_of([0, 1])
-    decode.admit(row)
-    (draft,) = decode([row])
+    decode = new_decode(stop_rule=(rule := StopAt(3)))
+    (draft,) = first_drafts(decode, row_of([0, 1]))
     assert [len(survival) for survival in rule.seen] == [1, 2, 3]
     assert rule.seen[-1] == draft.survival
     with torch.inference_mode():
@@ -180,17 +166,11 @@ def broken_decode(wrong: float, histories: set[tuple[int, ...]], **sampling: flo
     return Decode(model, head, FixedLength(), chosen, ALLOWED, 4, None, torch.float64)
 
 
-def only(decode: Decode, rows: Sequence[SequenceState]) -> list[Draft]:
-    for row in rows:
-        decode.admit(row)
-    return decode(rows)
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.9}])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_where_the_distribution_is_not_finite_that_row_drafts_nothing_and_others_do(wrong: float, sampling: dict):
     rows = [row_of([0, 1], offset=0), row_of([2, 2], offset=1), row_of([4], offset=2)]
-    drafts = only(decode := broken_decode(wrong, {(2, 2)}, **sampling), rows)
+    drafts = first_drafts(decode := broken_decode(wrong, {(2, 2)}, **sampling), *rows)
     assert [len(draft.pieces) for draft in drafts] == [4, 0, 4]
     assert [len(draft.draft_probs_KD) for draft in drafts] == [4, 0, 4]
     for draft in (drafts[0], drafts[2]):
@@ -199,9 +179,9 @@ def test_where_the_distribution_is_not_finite_that_row_drafts_nothing_and_others
 
 
 def test_a_draft_ends_before_the_place_where_the_distribution_is_not_finite():
-    (whole,) = only(broken_decode(math.nan, set()), [row_of([0, 1])])
+    (whole,) = first_drafts(broken_decode(math.nan, set()), row_of([0, 1]))
     begun = (0, 1, *whole.pieces[:2])
-    (draft,) = only(decode := broken_decode(math.nan, {begun}), [row := row_of([0, 1])])
+    (draft,) = first_drafts(decode := broken_decode(math.nan, {begun}), row := row_of([0, 1]))
     assert draft.pieces == whole.pieces[:2]
     assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
     row.pieces += [4, 0]
@@ -212,14 +192,8 @@ def test_a_draft_ends_before_the_place_where_the_distribution_is_not_finite():
 
 def test_a_skipped_row_draws_nothing():
     def drafts_with(remaining_of_other: int) -> tuple[Draft, float]:
-        decode = new_decode()
-        rows = [
-            row_of([0, 1], offset=0, remaining_tokens=2),
-            row_of([1], offset=1, remaining_tokens=remaining_of_other),
-        ]
-        for row in rows:
-            decode.admit(row)
-        return decode(rows)[0], rows[0].rng.uniform(torch.ones(1))
+        row, other = row_of([0, 1], remaining_tokens=2), row_of([1], offset=1, remaining_tokens=remaining_of_other)
+        return first_drafts(new_decode(), row, other)[0], row.rng.uniform(torch.ones(1))
 
     (short, after_short), (long, after_long) = drafts_with(1), drafts_with(9)
     assert (short.pieces, after_short) == (long.pieces, after_long)
@@ -227,9 +201,7 @@ def test_a_skipped_row_draws_nothing():
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
 def test_the_head_reads_the_distribution_at_temperature_1_in_every_mode(sampling: dict):
-    decode, row = new_decode(**sampling), row_of([0, 1])
-    decode.admit(row)
-    (draft,) = decode([row])
+    (draft,) = first_drafts(new_decode(**sampling), row := row_of([0, 1]))
     assert len(draft.pieces) == 4
     for place, (piece, features_F) in enumerate(zip(draft.pieces, draft.features_KF, strict=True)):
         probs_D = distribution_after([*row.pieces, *draft.pieces[:place]], SamplingParams(1.0)).float()
@@ -249,9 +221,7 @@ class NoNumbers:
 
 
 def test_greedy_drafting_draws_no_random_numbers():
-    decode = new_decode(temperature=0.0)
-    row = row_of([0, 1], rng=NoNumbers())
-    (draft,) = only(decode, [row])
+    (draft,) = first_drafts(new_decode(temperature=0.0), row := row_of([0, 1], rng=NoNumbers()))
     for place, piece in enumerate(draft.pieces):
         assert piece == int(distribution_after([*row.pieces, *draft.pieces[:place]], SamplingParams(1.0)).argmax())
     assert draft.entropies == (0.0,) * 4
@@ -262,16 +232,16 @@ def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
         rows = [row_of([0, 1], offset=0), *(row_of([2, 2], offset=1 + n) for n in range(others))]
         for row in rows[1:]:
             row.sampling = SamplingParams(0.0)
-        return only(new_decode(), rows)[0]
+        return first_drafts(new_decode(), *rows)[0]
 
     alone, accompanied = draft_with(0), draft_with(2)
     assert alone.pieces == accompanied.pieces
     torch.testing.assert_close(alone.draft_probs_KD, accompanied.draft_probs_KD)
 
 
-def selecting_decode(*, drops: bool = True, **settings: Any) -> Decode:
+def selecting_decode(**settings: Any) -> Decode:
     decode = new_decode(**settings)
-    decode.selection = Selection(Costs(((1, 10.0), (11, 20.0)), ((1, 1.0),)), Trie(PIECES, PIECES), parse, drops=drops)
+    decode.selection = Selection(Costs(((1, 10.0), (11, 20.0)), ((1, 1.0),)), Trie(PIECES, PIECES), parse)
     return decode
 
 
@@ -289,16 +259,16 @@ def test_the_last_pieces_of_a_greedy_draft_may_stay_unverified_but_now_and_again
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
 def test_a_piece_that_was_drawn_at_random_is_always_verified(sampling: dict):
     """A draft that ended where an unlikely piece was drawn would change the distribution of the text."""
-    (draft,) = only(selecting_decode(**sampling), [row_of([0, 1], offset=1)])
+    (draft,) = first_drafts(selecting_decode(**sampling), row_of([0, 1], offset=1))
     assert (len(draft.pieces), draft.droppable) == (4, False)
 
 
 @pytest.mark.parametrize(("length", "drafted"), [(6, 4), (7, 0)])
 def test_nothing_is_drafted_where_the_longest_draft_would_leave_the_context(length: int, drafted: int):
-    decode, row = new_decode(max_draft=4), row_of([0] * length)
+    decode = new_decode(max_draft=4)
     decode.model.max_length = 10
-    decode.admit(row)
-    assert len(decode([row])[0].pieces) == drafted
+    (draft,) = first_drafts(decode, row_of([0] * length))
+    assert len(draft.pieces) == drafted
 
 
 def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():

@@ -1,6 +1,7 @@
 """Verification of a block: what is appended to the row, what is counted, and where it ends."""
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
@@ -41,21 +42,31 @@ def counts_up(history: tuple[int, ...]) -> Tensor:
     return logits
 
 
+def new_verify(rows: Sequence[SequenceState], model: TableModel, teach=None, trie: Trie | None = None, **options):
+    """The stage, with these rows."""
+    verify = Verify(model, TrieRule(trie or Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach, **options)
+    for row in rows:
+        verify.admit(row)
+    return verify
+
+
+def make_trie(spellings: tuple) -> Trie:
+    trie = Trie(8, 4)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(spellings) if spelt)
+    return trie
+
+
 def verify_block(
     row: SequenceState,
     pieces: tuple[int, ...],
     *,
-    teach=None,
     logits=counts_up,
     drafted: float = 1.0,
     trie_of: tuple = SPELLING,
 ) -> tuple[Verdict, TableModel]:
-    trie = Trie(8, 4)
-    trie.insert_all((spelt, token) for token, spelt in enumerate(trie_of) if spelt)
-    model = TableModel(logits, 8)
-    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, teach)
+    trie, model = make_trie(trie_of), TableModel(logits, 8)
+    verify = new_verify([row], model, trie=trie)
     draft_probs_KD = drafted * torch.eye(4)[list(pieces)] if pieces else torch.zeros(0, 4)
-    verify.admit(row)
     (verdict,) = verify([Proposal(Draft(row, pieces, draft_probs_KD, (), None, ()), parse(trie, pieces))])
     return verdict, model
 
@@ -126,18 +137,15 @@ def stopping_row(tokens: list[int], *stops: str, remaining_tokens: int = 99) -> 
 def test_a_stop_string_ends_the_block_with_the_token_that_completes_it():
     row = stopping_row([0], "bc")
     verdict, model = verify_block(row, (1, 0, 1, 2, 1))  # tokens 1, 2, 3 and 1, which would be rejected
-    assert outcomes(verdict) == [(Outcome.ACCEPTED, 1, Origin.ACCEPTED), (Outcome.ACCEPTED, 2, Origin.ACCEPTED)]
+    assert outcomes(verdict) == [(Outcome.ACCEPTED, token, Origin.ACCEPTED) for token in (1, 2)]
     assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2), 2, 2)
     assert (row.tokens, row.finish, row.remaining_tokens) == ([0, 1, 2], "stop", 97)
     assert model.length(row) == 2
 
 
 def test_a_stop_string_may_begin_in_an_earlier_block_but_not_in_the_prompt():
-    trie = Trie(8, 4)
-    row, model = stopping_row([0], "ab", "bcd"), TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, None)
-    verify.admit(row)
-    finishes = []
+    row, finishes = stopping_row([0], "ab", "bcd"), []
+    verify = new_verify([row], TableModel(counts_up, 8))
     while not row.finish:
         verify([Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ())])
         finishes.append(row.finish)
@@ -151,12 +159,8 @@ def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
         projected.append(hidden_NW)
         return torch.arange(len(hidden_NW))[:, None]
 
-    trie = Trie(8, 4)
-    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
-    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, None, project=project)
-    rows = [row_of([0]), row_of([4], offset=1)]
-    for row in rows:
-        verify.admit(row)
+    trie, rows = make_trie(SPELLING), [row_of([0]), row_of([4], offset=1)]
+    verify = new_verify(rows, model, trie=trie, project=project)
     drafts = [Draft(row, (1,), torch.eye(4)[[1]], (), None, ()) for row in rows]
     verdicts = verify([Proposal(draft, parse(trie, draft.pieces)) for draft in drafts])
     assert [len(verdict.emitted) for verdict in verdicts] == [2, 1], "the second row rejects its draft"
@@ -212,10 +216,15 @@ def test_a_target_that_is_not_finite_is_an_error_and_emits_nothing(wrong: float,
     def logits(history: tuple[int, ...]) -> Tensor:
         return counts_up(history).index_fill(0, torch.tensor([3]), wrong)
 
+    def logits_after_3(history: tuple[int, ...]) -> Tensor:
+        return counts_up(history) if history[-1] != 3 else torch.full((8,), wrong)
+
     row = row_of([0], offset=4)
     with pytest.raises(ModelError, match=r"logits must be finite, got NaN or infinity for prompt prompt:4 after 1 "):
         verify_block(row, pieces, logits=logits)
     assert row.tokens == [0]
+    with pytest.raises(ModelError, match="prompt:0 after 1 "):
+        verify_tree(row_of([0]), {1: {}, 3: {}}, logits=logits_after_3)
 
 
 def test_nothing_is_computed_for_rows_that_give_no_example():
@@ -227,9 +236,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[0].record_example, rows[2].private = False, True
-    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
-    for row in rows:
-        verify.admit(row)
+    verify = new_verify(rows, TableModel(counts_up, 8), teach)
     proposals = [Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ()) for row in rows]
     verdicts = verify(proposals)
     assert seen == [([1, 3], [1, 3])]
@@ -240,12 +247,11 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
 
 def verify_tree(
-    row: SequenceState, branches: Branches, *, teach=None, logits=counts_up, unread: int = 1
+    row: SequenceState, branches: Branches, *, logits=counts_up, unread: int = 1
 ) -> tuple[Verdict, TableModel]:
     """A block with a tree. So many tokens of the row are read in its pass."""
     model = TableModel(logits, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
-    verify.admit(row)
+    verify = new_verify([row], model)
     model.roll_back(row, len(row.tokens) - unread)
     (verdict,) = verify(tree_proposals([row], [make_tree(branches) if branches else None], 4))
     return verdict, model
@@ -330,38 +336,24 @@ def test_a_chain_is_tested_as_pieces_of_probability_one():
     assert len(set(found[0])) > 5
 
 
-def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
-    row = row_of([0])
-    model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, None)
-    verify.admit(row)
-    seen = []
+CHAIN = {1: {2: {}}}
+
+
+@pytest.mark.parametrize(
+    ("trees", "tokens", "wanted", "parents"),
+    [
+        ([{2: {3: {}, 1: {}}, 1: {}}], [[0, 2, 3, 1, 1]], [5], [[-1, 0, 1, 1, 0]]),
+        ([CHAIN, None, CHAIN], [[0, 1, 2], [0], [0, 1, 2]], [3, 1, 3], None),
+        ([CHAIN, None, {1: {}, 2: {}}], [[0, 1, 2], [0], [0, 1, 2]], [3, 1, 3], [[-1, 0, 1], [-1], [-1, 0, 0]]),
+    ],
+)
+def test_a_tree_has_a_line_of_logits_per_candidate_and_one_and_chains_no_parents(trees, tokens, wanted, parents):
+    rows, seen = [row_of([0], offset=number) for number in range(len(trees))], []
+    verify = new_verify(rows, model := TableModel(counts_up, 8))
     forward = model.forward
-    model.forward = lambda rows, tokens, wanted, **options: (
-        seen.append((tokens, wanted, options)) or forward(rows, tokens, wanted, **options)
-    )
-    verify(tree_proposals([row], [make_tree({2: {3: {}, 1: {}}, 1: {}})], 4))
-    assert seen == [([[0, 2, 3, 1, 1]], [5], {"parents": [[-1, 0, 1, 1, 0]]})]
-
-
-def test_rows_without_branches_are_read_as_chains():
-    rows = [row_of([0], offset=number) for number in range(3)]
-    model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, None)
-    seen = []
-    for row in rows:
-        verify.admit(row)
-    forward = model.forward
-
-    def record_parents(*given, parents):
-        seen.append(parents)
-        return forward(*given, parents=parents)
-
-    model.forward = record_parents
-    chain, fork = make_tree({1: {2: {}}}), make_tree({1: {}, 2: {}})
-    verify(tree_proposals(rows, [chain, None, chain], 4))
-    verify(tree_proposals(rows, [chain, None, fork], 4))
-    assert seen == [None, [[-1, 0, 1], [-1], [-1, 0, 0]]]
+    model.forward = lambda *given, **options: seen.append((*given[1:], options)) or forward(*given, **options)
+    verify(tree_proposals(rows, [tree and make_tree(tree) for tree in trees], 4))
+    assert seen == [(tokens, wanted, {"parents": parents})]
 
 
 def test_a_tree_is_cut_at_the_remaining_tokens_at_an_end_and_at_a_stop_string():
@@ -409,22 +401,11 @@ def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[3].private = True
-    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
-    for row in rows:
-        verify.admit(row)
+    verify = new_verify(rows, TableModel(counts_up, 8), teach)
     tree, other = make_tree({2: {3: {}}, 1: {4: {}, 2: {}}}), make_tree({2: {}, 1: {4: {}, 3: {}}})
     verdicts = verify(tree_proposals(rows, [tree, None, other, tree], 4))
     assert [verdict.emitted for verdict in verdicts] == [(1, 2, 3), (1,), (1, 2), (1, 2, 3)]
     assert seen == [([1, 2, 3, 1, 1, 2, 1, 2, 3], [0, 3, 4])]
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_target_that_is_not_finite_at_a_candidate_is_an_error(wrong: float):
-    def logits(history: tuple[int, ...]) -> Tensor:
-        return counts_up(history) if history[-1] != 3 else torch.full((8,), wrong)
-
-    with pytest.raises(ModelError, match="prompt:0 after 1 "):
-        verify_tree(row_of([0]), {1: {}, 3: {}}, logits=logits)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, (1 << 24) - 1))
