@@ -67,11 +67,12 @@ def by_tree() -> Verdict:
     return Verdict(Proposal(draft, ()), (), (1,), 1, 1)
 
 
-def teach(chooser: SourceChooser, verdict: Verdict, expected: float) -> None:
-    """Show the chooser a block whose source is that of the draft, and of whose draft no piece was dropped."""
+def teach(chooser: SourceChooser, verdict: Verdict, expected: float, times: int = 1) -> None:
+    """Show the chooser blocks whose source is that of the draft, and of whose draft no piece was dropped."""
     draft = verdict.proposal.draft
     action = Action.MODEL if draft.source is DraftSource.MODEL else Action.COPIES
-    chooser.observe(verdict, action, expected, len(draft.pieces))
+    for _ in range(times):
+        chooser.observe(verdict, action, expected, len(draft.pieces))
 
 
 def test_before_anything_is_known_a_tree_must_promise_more_than_the_model_usually_gives():
@@ -92,8 +93,7 @@ def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_
 
 def test_a_model_that_ceases_to_be_accepted_is_given_up_soon():
     chooser = make_chooser(drafting=0.05)
-    for _ in range(300):
-        teach(chooser, by_model(8, 8), expected=1.2)
+    teach(chooser, by_model(8, 8), expected=1.2, times=300)
     blocks = 0
     while prefers_model(chooser, 2, 1.2):
         teach(chooser, by_model(8, 0), expected=1.2)
@@ -152,10 +152,8 @@ def test_a_model_that_may_have_become_better_is_tried_at_once():
 
 def test_other_kinds_of_blocks_hardly_count_for_one_in_which_the_model_is_known():
     chooser = make_chooser()
-    for _ in range(40):
-        teach(chooser, by_model(2, 2), expected=0.2)
-    for _ in range(200):
-        teach(chooser, by_model(2, 0), expected=0.0)
+    teach(chooser, by_model(2, 2), expected=0.2, times=40)
+    teach(chooser, by_model(2, 0), expected=0.0, times=200)
     assert prefers_model(chooser, 1, 0.2)
     assert not prefers_model(chooser, 0, 0.0)
 
@@ -163,8 +161,7 @@ def test_other_kinds_of_blocks_hardly_count_for_one_in_which_the_model_is_known(
 def test_a_block_in_which_the_model_proposed_nothing_is_no_evidence_of_its_tokens():
     """Its distribution was not finite: it cost a block without drafts, and gave what such a block gives."""
     chooser = make_chooser()
-    for _ in range(400):
-        teach(chooser, by_model(0, 0), expected=3.0)
+    teach(chooser, by_model(0, 0), expected=3.0, times=400)
     assert chooser.foresee_model(3.0) == pytest.approx((1, 1), abs=0.1)
 
 
@@ -197,8 +194,7 @@ def test_former_drafts_cost_what_they_would_cost_today():
         for _ in range(200):
             costs.observe(BlockTimes([2], 3, drafting, 1.12))
         preferred.append(prefers_model(chooser, 0, 0.0))
-        for _ in range(20):
-            teach(chooser, by_model(2, 1), expected=0.0)
+        teach(chooser, by_model(2, 1), expected=0.0, times=20)
     assert preferred == [False, True]
 
 
@@ -207,18 +203,12 @@ def test_what_else_a_draft_costs_for_a_row_counts():
     assert [prefers_model(chooser, 1, 0.2, more) for more in (0.0, 0.1, 0.5)] == [True, True, False]
 
 
-def test_pieces_that_were_drawn_and_dropped_are_paid_for():
-    chooser = make_chooser(drafting=0.3)
+@pytest.mark.parametrize("may_rest", [True, False])
+def test_pieces_that_were_drawn_and_dropped_are_paid_for(may_rest: bool):
+    chooser = SourceChooser(Costs(((1, 1.0), (2, 1.06)), ((1, 0.3),)), may_rest=may_rest)
     for _ in range(60):
         chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
-    assert not prefers_model(chooser, 0, 0.0), "nothing is drafted where the model only costs"
-
-
-def test_a_chooser_that_may_not_rest_drafts_with_the_model_where_there_is_no_tree():
-    chooser = SourceChooser(Costs(((1, 1.0), (2, 1.06)), ((1, 0.3),)), may_rest=False)
-    for _ in range(60):
-        chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
-    assert prefers_model(chooser, 0, 0.0)
+    assert prefers_model(chooser, 0, 0.0) is not may_rest, "nothing is drafted where the model only costs"
     assert not prefers_model(chooser, 1, 0.09), "a tree that costs less is used"
 
 
@@ -298,11 +288,11 @@ def test_the_seconds_in_which_prompts_are_read_are_not_those_of_drafts(monkeypat
     assert [(one.drafting, one.verifying, one.prompts.seconds) for one in seen] == [(0.75, 2.0, 0.25)]
 
 
-def test_a_tree_that_promises_little_is_left_to_the_model():
-    stage = new_stage(sure=False)
-    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
-    (draft,) = stage([row])
-    assert (draft.source, draft.tree) == (DraftSource.MODEL, None)
+@pytest.mark.parametrize("model", [True, False])
+def test_a_tree_that_promises_little_is_left_to_the_model_if_it_is_a_source(model: bool):
+    stage = new_stage(sure=False, model=model)
+    (draft,) = stage(admit(stage, row_of([1, 2, 3, 4, 1, 2])))
+    assert (draft.source is DraftSource.MODEL, draft.tree is None) == (model, model)
 
 
 def test_completed_rows_are_a_source():
@@ -356,12 +346,6 @@ def test_the_model_is_never_used_if_it_is_no_source():
     assert stage._decode.model.tokens_read(rows[1]) == read
 
 
-def test_a_small_gain_is_used_where_the_model_is_no_source():
-    stage = new_stage(sure=False, model=False)
-    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
-    assert stage([row])[0].tree
-
-
 def sources_of_blocks(stage: ChooseDraft, row: SequenceState, blocks: int) -> list[DraftSource]:
     """Return the source of the draft of each of the next blocks. In all of them the row's own text has a sure tree."""
     found = []
@@ -372,14 +356,25 @@ def sources_of_blocks(stage: ChooseDraft, row: SequenceState, blocks: int) -> li
     return found
 
 
-def test_the_model_drafts_where_trees_are_preferred_after_a_drift():
-    stage = new_stage()
+def stage_after_drift(**options: Any) -> tuple[ChooseDraft, SequenceState]:
+    """The stage after a drift, and a row in which trees were preferred before it."""
+    stage = new_stage(**options)
     (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
     assert sources_of_blocks(stage, row, 20)[10:] == [DraftSource.LOOKUP] * 10
     stage.resume_speculation()
     stage.respond_to_drift()
-    found = sources_of_blocks(stage, row, LABELS_AFTER_DRIFT + 10)
-    assert found == [DraftSource.MODEL] * LABELS_AFTER_DRIFT + [DraftSource.LOOKUP] * 10
+    return stage, row
+
+
+@pytest.mark.parametrize(
+    ("options", "drafts"),
+    [({}, LABELS_AFTER_DRIFT), ({"labels_after_drift": TRAINED_LABELS_AFTER_DRIFT}, 12)],
+    ids=["untrained", "trained"],
+)
+def test_the_model_drafts_where_trees_are_preferred_after_a_drift(options: dict[str, int], drafts: int):
+    """Each draft has a label. Fewer are made where the head came trained."""
+    found = sources_of_blocks(*stage_after_drift(**options), drafts + 10)
+    assert found == [DraftSource.MODEL] * drafts + [DraftSource.LOOKUP] * 10
 
 
 def test_after_an_update_the_model_is_tried_where_trees_promise_little():
@@ -393,21 +388,8 @@ def test_after_an_update_the_model_is_tried_where_trees_promise_little():
     assert stage([row])[0].action is Action.MODEL
 
 
-def test_fewer_drafts_are_made_after_a_drift_where_the_head_came_trained():
-    stage = new_stage(labels_after_drift=TRAINED_LABELS_AFTER_DRIFT)
-    (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
-    sources_of_blocks(stage, row, 20)
-    stage.respond_to_drift()
-    found = sources_of_blocks(stage, row, 20)
-    assert found == [DraftSource.MODEL] * 12 + [DraftSource.LOOKUP] * 8, "each draft has a label"
-
-
 def test_drafts_with_more_labels_are_fewer_after_a_drift():
-    stage = new_stage()
-    (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
-    sources_of_blocks(stage, row, 20)
-    stage.respond_to_drift()
-    judged = []
+    (stage, row), judged = stage_after_drift(), []
     for _ in range(LABELS_AFTER_DRIFT):
         drafts = stage([row])
         if drafts[0].source is DraftSource.MODEL:
@@ -492,10 +474,6 @@ def test_the_choice_is_made_before_the_model_drafts():
     assert calls == ["choose", "draft"]
 
 
-def test_an_empty_batch_has_no_drafts():
-    assert new_stage()([]) == []
-
-
 def test_a_stage_that_is_restored_continues_alike():
     def run(stage: ChooseDraft, rows: list[SequenceState], count: int) -> list[tuple]:
         seen, numbers = [], np.random.default_rng(count)
@@ -554,44 +532,27 @@ def test_a_drift_gives_new_text_more_weight():
 KNOWN, UNKNOWN = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5]  # texts with and without a continuation of their own
 
 
-def new_exploration_stage(action: Action, **options: Any) -> ChooseDraft:
-    """The stage, every second block of which has this action."""
-    return new_stage(exploration=Exploration(0.5, 0, [action]), **options)
-
-
-def drawn_block(stage: ChooseDraft, row: SequenceState) -> int:
-    """Number of the row's first block of which the action is drawn."""
-    return next(n for n in range(50) if stage._exploration.choose(row.offset, n, Action.COPIES).drawn)
-
-
-@pytest.mark.parametrize("text", [KNOWN, UNKNOWN])
-def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
-    stage = new_exploration_stage(Action.NOTHING)
+@pytest.mark.parametrize(
+    ("action", "text", "pieces", "tree"),
+    [
+        (Action.NOTHING, KNOWN, 0, False),
+        (Action.NOTHING, UNKNOWN, 0, False),
+        (Action.MODEL, KNOWN, 3, False),
+        (Action.COPIES, KNOWN, 0, True),
+        (Action.COPIES, UNKNOWN, 0, False),  # they know nothing
+    ],
+)
+def test_the_drawn_action_is_taken_though_another_is_preferred(action: Action, text: list, pieces: int, tree: bool):
+    """A tree is preferred where it is known, unless copies are drawn; then the model is."""
+    stage = new_stage(sure=action is not Action.COPIES, exploration=Exploration(0.5, 0, [action]))
     (row,) = admit(stage, row_of(text))
-    row.block = drawn_block(stage, row)
+    row.block = next(n for n in range(50) if stage._exploration.choose(row.offset, n, Action.COPIES).drawn)
     (draft,) = stage([row])
-    assert (draft.pieces, draft.tree, draft.action, draft.propensity) == ((), None, Action.NOTHING, 0.5)
-
-
-def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
-    stage = new_exploration_stage(Action.MODEL)
-    (row,) = admit(stage, row_of(KNOWN))
-    row.block = drawn_block(stage, row)
-    (draft,) = stage([row])
-    assert (len(draft.pieces), draft.tree, draft.action) == (3, None, Action.MODEL)
+    assert (len(draft.pieces), draft.tree is not None) == (pieces, tree)
+    assert (draft.action, draft.propensity) == (action, 0.5)
     before = stage._chooser.state_dict()
     emit(stage, [draft], 5)
     assert stage._chooser.state_dict() == before, "what is drawn is no part of the comparison"
-
-
-def test_copies_are_used_where_they_are_drawn_though_the_model_is_preferred():
-    stage = new_exploration_stage(Action.COPIES, sure=False)
-    rows = admit(stage, row_of(KNOWN), row_of(UNKNOWN, offset=1))
-    for row in rows:
-        row.block = drawn_block(stage, row)
-    known, unknown = stage(rows)
-    assert (known.tree is not None, known.action) == (True, Action.COPIES)
-    assert (unknown.pieces, unknown.tree, unknown.action) == ((), None, Action.COPIES), "they know nothing"
 
 
 def test_without_a_holdout_each_draft_has_its_action():
