@@ -454,21 +454,12 @@ def test_the_chooser_learns_what_the_tree_of_a_row_promised_whatever_drafted():
     assert noted[1][1] == 0
 
 
-def test_the_choice_is_made_before_the_model_drafts():
+def test_the_choice_is_made_before_the_model_drafts(monkeypatch: pytest.MonkeyPatch):
     """A choice that depended on the model's draws would change the distribution of its pieces."""
     stage, calls = new_stage(), []
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
-    decode, choose = stage._decode, stage._chooser.choose
-
-    class Noted:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(decode, name)
-
-        def __call__(self, batch: Sequence[SequenceState], **chosen: Any) -> list[Draft]:
-            calls.append("draft")
-            return decode(batch, **chosen)
-
-    stage._decode = Noted()
+    draft, choose = Decode.__call__, stage._chooser.choose
+    monkeypatch.setattr(Decode, "__call__", lambda *given, **chosen: calls.append("draft") or draft(*given, **chosen))
     stage._chooser.choose = lambda *promised, **options: calls.append("choose") or choose(*promised, **options)
     stage([row])
     assert calls == ["choose", "draft"]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.ngrams.trie import Trie
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.params import SamplingParams
-from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitBias
 from stages.verification.chain_decisions import _outcome_distribution, passed_levels
 from stages.verification.emitted_tokens import accepted_path, emitting_lines, truncate
@@ -426,11 +426,8 @@ def test_candidates_of_a_place_lie_end_to_end(weights: list[float], number: int)
 def test_lines_and_paths_of_decisions():
     probs_MV = torch.eye(6)[[1, 3, 4, 2, 4, 0]]  # after the text, and after each of five candidates
 
-    class First(RandomSource):
-        def uniform(self, distribution: Tensor) -> float:
-            return 0.0
-
-    decisions = decide_tree(make_tree({2: {4: {}}, 1: {5: {}, 2: {}}}), RowDistributions(probs_MV), First())
+    first = SimpleNamespace(uniform=lambda distribution: 0.0)
+    decisions = decide_tree(make_tree({2: {4: {}}, 1: {5: {}, 2: {}}}), RowDistributions(probs_MV), first)
     assert [decision.emitted for decision in decisions] == [None, None, 1, None, 2, 0]
     assert accepted_path(decisions) == [2, 4]
     assert emitting_lines(decisions) == [0, 3, 5]
@@ -439,12 +436,7 @@ def test_lines_and_paths_of_decisions():
 
 
 def test_the_number_that_is_logged_decided():
-    class Scripted(RandomSource):
-        def uniform(self, distribution: Tensor) -> float:
-            return 0.3 + 1e-12
-
-    row = row_of([0])
-    row.rng = Scripted()
+    row = row_of([0], rng=SimpleNamespace(uniform=lambda distribution: 0.3 + 1e-12))
     verdict, _ = verify_block(row, (1, 0, 1))
     for decision in verdict.decisions:
         if decision.uniform is not None:

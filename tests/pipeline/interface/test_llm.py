@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -100,11 +101,8 @@ def test_threads_share_it(llm: pipeline.LLM, tiny_pair: TinyPair):
 
 
 def test_an_interrupt_cancels_what_is_under_way(llm: pipeline.LLM, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(request: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.interface.llm._Request.completion", interrupt)
+        patch.setattr("pipeline.interface.llm._Request.completion", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, temperature=0, max_tokens=90)
     wait_until(lambda: llm._open.read_status().running + llm._open.read_status().waiting == 0)
@@ -130,10 +128,7 @@ def test_nothing_is_left(tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytes
 def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):
     llm = make_llm(tiny_pair)
 
-    def fail(*_: object) -> None:
-        raise ArithmeticError("no numbers any more")
-
-    monkeypatch.setattr(llm._open._loop, "until_idle", fail)
+    monkeypatch.setattr(llm._open._loop, "until_idle", Mock(side_effect=ArithmeticError("no numbers any more")))
     wait_until(lambda: not llm._open.read_status().ready)
     with pytest.raises(pipeline.OmnidraftError, match="no numbers any more"):
         llm.generate(PROMPTS[0])

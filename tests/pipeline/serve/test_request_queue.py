@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import count
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -201,10 +202,7 @@ def test_a_listener_that_raises_does_no_harm_to_others():
 
 
 def test_a_broken_stage_ends_everything_and_is_logged(caplog: pytest.LogCaptureFixture):
-    def breaks() -> None:
-        raise ArithmeticError("a stage that breaks")
-
-    world = StubEngine(batch=1, script=[lambda: None, breaks])
+    world = StubEngine(batch=1, script=[lambda: None, Mock(side_effect=ArithmeticError("a stage that breaks"))])
     running, waiting = RecordingListener(), RecordingListener()
     world.engine.submit(stub_request(blocks=6), running)
     world.engine.submit(stub_request(blocks=6), waiting)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,12 +138,9 @@ def test_a_failed_start_releases_everything(tiny_pair: TinyPair, tmp_path: Path,
         def close(self, timeout: float) -> None:
             closed.append(timeout)
 
-    def raise_error(*_: Any) -> None:
-        raise ArithmeticError("no stages")
-
     run, config = tmp_path / "run", serve_config(tiny_pair, serve__learn="live")
     monkeypatch.setattr(ServerRun, "_start_learner", lambda *_: StubProcess())
-    monkeypatch.setattr(ServerRun, "_build_engine", raise_error)
+    monkeypatch.setattr(ServerRun, "_build_engine", Mock(side_effect=ArithmeticError("no stages")))
     server = ServerRun(config, run, lambda event: None)
     with pytest.raises(ArithmeticError):
         server.__enter__()

@@ -3,6 +3,7 @@
 import io
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from source_reading import GOOD, PLAIN, list_texts, read, write_file
@@ -137,9 +138,7 @@ def test_a_hub_that_breaks_off_is_reported(monkeypatch):
 
 
 def test_a_hub_out_of_reach_is_reported(monkeypatch):
-    def unreachable(*_: object, **__: object) -> None:
-        raise ConnectionError("no route")
-
+    unreachable = Mock(side_effect=ConnectionError("no route"))
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
     with pytest.raises(SourceError, match=r"ConnectionError: no route\. Check the name, the split and the network"):
         open_source("hf://owner/data:test", PLAIN)

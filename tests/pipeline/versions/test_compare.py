@@ -1,6 +1,4 @@
-"""Comparing versions: their names, the same prompts on both sides, paired metrics, and the files with
-them.
-"""
+"""Comparing versions: their names, the same prompts on both sides, paired metrics, and the files with them."""
 
 import json
 import shutil
@@ -51,34 +49,30 @@ def passage(accepted: int, judged: int = 10, seconds: float = 1.0, tokens: int =
     return PassageCounts(tuple(range(tokens)), tokens // 2, tokens // 4, judged, accepted, seconds)
 
 
+def compare_rates(first: list[PassageCounts], second: list[PassageCounts]) -> tuple[Any, ...]:
+    """Both acceptance rates, the change, and the ends of its interval."""
+    return astuple(compare_counts(first, second)["acceptance_rate"])
+
+
 def test_a_rate_is_a_ratio_of_sums_over_prompts():
-    found = compare_counts([passage(1, 10), passage(9, 30)] * 4, [passage(5, 10), passage(9, 30)] * 4)[
-        "acceptance_rate"
-    ]
-    assert (found.first, found.second) == (0.25, 0.35)
-    assert found.change == pytest.approx(0.1)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= 0.1 <= found.high
+    first, second = [passage(1, 10), passage(9, 30)] * 4, [passage(5, 10), passage(9, 30)] * 4
+    *rates, change, low, high = compare_rates(first, second)
+    assert (rates, change) == ([0.25, 0.35], pytest.approx(0.1))
+    assert low <= 0.1 <= high
 
 
 def test_prompts_are_paired():
     """Prompts that differ much from each other, all changed alike: the interval is exact."""
-    first = [passage(n % 10) for n in range(40)]
-    second = [passage(n % 10 + 1) for n in range(40)]
-    found = compare_counts(first, second)["acceptance_rate"]
-    assert found.low == pytest.approx(0.1)
-    assert found.high == pytest.approx(0.1)
+    *_, low, high = compare_rates([passage(n % 10) for n in range(40)], [passage(n % 10 + 1) for n in range(40)])
+    assert (low, high) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
 def test_the_interval_covers_a_difference_of_chance_and_narrows_with_prompts():
     def width(prompts: int) -> float:
         first, second = [passage(n * 7 % 5) for n in range(prompts)], [passage(n * 3 % 5) for n in range(prompts)]
-        found = compare_counts(first, second)["acceptance_rate"]
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < 0 < found.high
-        return found.high - found.low
+        *_, low, high = compare_rates(first, second)
+        assert low < 0 < high
+        return high - low
 
     assert width(400) < 0.5 * width(50)
 
@@ -101,8 +95,8 @@ def test_speed_is_the_median_ratio_over_prompts():
     ],
 )
 def test_what_cannot_be_computed_is_none(first: list, second: list, expected: tuple[float | None, ...]):
-    found = astuple(compare_counts(first, second)["acceptance_rate"])
-    assert [None if value is None else round(value, 9) for value in found] == list(expected)
+    found = [None if value is None else round(value, 9) for value in compare_rates(first, second)]
+    assert found == list(expected)
 
 
 def test_accepted_tokens_are_of_the_blocks_that_the_model_drafted():
@@ -110,24 +104,15 @@ def test_accepted_tokens_are_of_the_blocks_that_the_model_drafted():
     assert compare_counts([passage(5)], [passage(10)])["block_efficiency"].first == 2.0
 
 
-def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) -> Comparison:
-    return Comparison(
-        ("#1", "#2"),
-        (1, 2),
-        {"sampling": {"temperature": 1.0}},
-        tuple(f"p{n}" for n in range(count)),
-        metrics,
-        ((passage(1),) * count,) * 2,
-    )
+def make_comparison(metrics: dict[str, PairedMetric]) -> Comparison:
+    prompts, settings = tuple(f"p{n}" for n in range(MIN_PROMPTS)), {"sampling": {"temperature": 1.0}}
+    return Comparison(("#1", "#2"), (1, 2), settings, prompts, metrics, ((passage(1),) * MIN_PROMPTS,) * 2)
 
 
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
-        (
-            PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4),
-            "#2 is better than #1: acceptance +0.300 (+0.100 to +0.400) on 8",
-        ),
+        (PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4), "#2 is better than #1: acceptance +0.300 (+0.100 to +0.400) on 8"),
         (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "#2 is worse than #1: acceptance -0.300 (-0.400 to -0.100)"),
         (
             PairedMetric(0.2, 0.3, 0.1, -0.1, 0.2),
@@ -214,10 +199,7 @@ def test_no_side_learns_an_adapter_of_its_own(sides: tuple[Side, Side]):
 
 
 def test_a_changed_version_is_refused(published: Published, tmp_path: Path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in published.folder(2).iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+    copy = shutil.copytree(published.folder(2), tmp_path / "copy")
     (copy / "head.safetensors").write_bytes(b"other")
     with pytest.raises(CorruptError, match=r"head\.safetensors was changed"):
         open_sides((str(copy), "1"), published.uri, MODEL, tmp_path / "versions")
@@ -244,14 +226,7 @@ def test_a_probe_without_prompts_is_refused(tmp_path: Path):
         read_prompts(Config(), str(tmp_path / "empty.jsonl"))
 
 
-def run(
-    sides: tuple[Side, Side],
-    scratch: Path,
-    source: Path,
-    *,
-    as_served: bool = False,
-    **settings: Any,
-) -> Comparison:
+def run(sides: tuple[Side, Side], scratch: Path, source: Path, as_served: bool = False, **settings: Any) -> Comparison:
     given = {key.replace("__", "."): value for key, value in settings.items()}
     config = Config().with_overrides({**COARSE, **given})
     config = make_comparison_config(config, target=None, sides=sides, as_served=as_served)
@@ -345,9 +320,8 @@ def test_differing_texts_are_judged_after_the_encoded_prompt(
     template = tmp_path / "chat.jinja"
     template.write_text("{% for message in messages %}user: {{ message['content'] }}\n{% endfor %}answer:")
     chat = {"source.chat": True, "source.chat_template": template, "device": "cpu"}
-    config = make_comparison_config(
-        Config().with_overrides(chat), target=str(tiny_pair.target), sides=sides, as_served=False
-    )
+    target, config = str(tiny_pair.target), Config().with_overrides(chat)
+    config = make_comparison_config(config, target=target, sides=sides, as_served=False)
     (models,) = load_models(config_of(tiny_pair), "", tmp_path)
     arms = Arm("A", [], models=models), Arm("B", [], (1, 4, 3), models=models)
     read: list[list[int]] = []

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -226,20 +227,15 @@ def test_an_export_follows_links(published: Published, tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_is_reported(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*rest: object, **more: object) -> None:
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", fail)
+    full = Mock(side_effect=SafetensorError("No space left on device"))
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
     with pytest.raises(UsageError, match="No space left on device"):
         export_version(published.uri, MODEL, 1, tmp_path / "drafter")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_drafter_that_is_gone_has_no_licence(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def raise_missing(*rest: object) -> str:
-        raise ModelError("it is raise_missing")
-
-    monkeypatch.setattr(exporting, "locate", raise_missing)
+    monkeypatch.setattr(exporting, "locate", Mock(side_effect=ModelError("it is raise_missing")))
     assert (
         "not named by its card" in (export_version(published.uri, MODEL, 1, tmp_path / "x") / "README.md").read_text()
     )

@@ -4,6 +4,7 @@ import random
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from fake_vllm import FakeRunner, NothingDrafted, Wishes, complete, fake_config, phrases, put_vllm
@@ -61,13 +62,10 @@ def test_an_error_ends_the_drafting_and_not_the_engine(
 ):
     prompts = make_prompts(6)
 
-    def fail(*arguments: object) -> None:
-        raise ZeroDivisionError
-
     runner = FakeRunner(proposer, rows=2)
     runner.run(prompts[:3], MOST)
     drafted = len([draft for draft in runner.drafts if draft])
-    monkeypatch.setattr("pipeline.vllm_plugin.engine.TextMemory.grow", fail)
+    monkeypatch.setattr("pipeline.vllm_plugin.engine.TextMemory.grow", Mock(side_effect=ZeroDivisionError))
     assert runner.run(prompts, MOST) == [complete(phrases, prompt, MOST) for prompt in prompts]
     assert len([draft for draft in runner.drafts if draft]) == drafted > 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,11 +41,8 @@ WEIGHTS = {"weights.safetensors": b"heavy" * 100}
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_kept_file_is_that_of_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
-    def no_links(*_: object) -> None:
-        raise PermissionError
-
     if not links:
-        monkeypatch.setattr(os, "link", no_links)
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
     first = write_checkpoint(tmp_path, 1, {**FILES, **WEIGHTS})
     second = write_checkpoint(tmp_path, 2, FILES, WEIGHTS, first)
     both = [(tmp_path / one.folder / "weights.safetensors").stat().st_ino for one in (first, second)]

@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -137,10 +138,7 @@ def test_a_full_disk_leaves_the_log_unchanged(tmp_path, monkeypatch, place):
     run_of(tmp_path, 3)
     before = everything(tmp_path)
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(place, full)
+    monkeypatch.setattr(place, Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OmnidraftError, match=r"No space left.*compact again"):
         compact(tmp_path)
     monkeypatch.undo()

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from registry_making import MODEL, new_store, publish_run
@@ -82,9 +83,7 @@ def test_a_store_that_cannot_be_changed_is_reported(
     there = tmp_path / "there"
     runs.rename(there)
 
-    def refuse(store: sqlite3.Connection, root: str, here: str) -> None:
-        raise sqlite3.OperationalError("attempt to write a readonly database")
-
+    refuse = Mock(side_effect=sqlite3.OperationalError("attempt to write a readonly database"))
     monkeypatch.setattr("store.registry.relocation._change_addresses", refuse)
     adopt_artifacts(there / "mlflow.db")
     assert f"its addresses of files still lead to {(runs / ARTIFACTS).as_uri()}" in caplog.text

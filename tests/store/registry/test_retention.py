@@ -1,6 +1,7 @@
 """Champion, rollback, prune and comparisons, in a real store."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from registry_making import new_store, publish_run
@@ -172,12 +173,9 @@ def test_an_interrupted_prune_is_completed_by_the_next(uri: str, model: str, mon
     folders = [files_of(uri, model, number) for number in (1, 2, 3, 4)]
     logged = [model_id_of(connect(uri).get_model_version(model, number)) for number in "1234"]
 
-    def fail(*about, **named):
-        raise ConnectionError("lost")
-
     for lost in ("set_tag", "delete_logged_model", "delete_model_version"):
         with monkeypatch.context() as patch:
-            patch.setattr(MlflowClient, lost, fail)
+            patch.setattr(MlflowClient, lost, Mock(side_effect=ConnectionError("lost")))
             with pytest.raises(ConnectionError):
                 prune(uri, model, 1, dry_run=False)
     assert prune(uri, model, 1, dry_run=False) == [1, 2, 3, 4]

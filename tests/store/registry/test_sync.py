@@ -1,10 +1,9 @@
 """What a run's folder has is in a real MLflow store once, and is fetched unchanged."""
 
 import math
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from event_making import make_completed, make_updated
@@ -25,15 +24,11 @@ from store.registry.retention import prune
 SOURCES = [("docs", "builtin:docs"), ("code", "builtin:code")]
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A store with a run of three versions."""
 
     root: Path
     uri: str
-
-    def run(self, name: str) -> Any:
-        return find_run(self.uri, name)
 
 
 def find_run(uri: str, name: str) -> Any:
@@ -63,10 +58,8 @@ def test_versions_are_listed_newest_first_with_parents_and_metrics(published: Pu
     assert [version.reason for version in found] == ["interval", "interval", "baseline"]
     assert {version.run for version in found} == {"run-a"}
     assert {version.created_at for version in found} == {datetime.fromisoformat(CREATED_AT)}, "not when they were sent"
-    assert [version.changes for version in found[1:]] == [
-        "drafter +1 update; n-grams +7",
-        "the drafter as it was loaded",
-    ]
+    changes = [version.changes for version in found[1:]]
+    assert changes == ["drafter +1 update; n-grams +7", "the drafter as it was loaded"]
 
 
 def test_each_version_shows_its_own_metrics_and_what_changed(published: Published):
@@ -82,7 +75,7 @@ def test_each_version_shows_its_own_metrics_and_what_changed(published: Publishe
 
 
 def test_the_run_is_finished_with_params_sources_summary_and_its_own_times(published: Published):
-    run = published.run("run-a")
+    run = find_run(published.uri, "run-a")
     assert run.info.status == "FINISHED"
     assert run.info.start_time == BEGAN
     assert run.info.end_time == datetime.fromisoformat(CREATED_AT).timestamp() * 1000
@@ -98,8 +91,8 @@ def test_the_run_is_finished_with_params_sources_summary_and_its_own_times(publi
 
 
 def test_a_version_is_a_nested_run_whose_input_is_the_parents_model(published: Published):
-    child, parent = published.run("run-a v2"), published.run("run-a v1")
-    assert child.data.tags["mlflow.parentRunId"] == published.run("run-a").info.run_id
+    child, parent = find_run(published.uri, "run-a v2"), find_run(published.uri, "run-a v1")
+    assert child.data.tags["mlflow.parentRunId"] == find_run(published.uri, "run-a").info.run_id
     assert [given.model_id for given in child.inputs.model_inputs] == [
         made.model_id for made in parent.outputs.model_outputs
     ]
@@ -256,8 +249,7 @@ def test_the_alias_follows_a_run_in_which_only_the_memory_changes(tmp_path: Path
 
 def test_a_registered_model_holds_one_pair(tmp_path: Path):
     """Numbers and aliases of versions that are not comparable would mix."""
-    uri = new_store(tmp_path)
-    publish_run(uri, tmp_path / "run-a", 1)
+    publish_run(uri := new_store(tmp_path), tmp_path / "run-a", 1)
     other = LittleRun(tmp_path / "run-b", drafter="builtin:other")
     event = other.publish(target="builtin:small")
     (refused,) = other.sync(uri).refused
@@ -347,6 +339,5 @@ def test_a_run_without_a_description_is_refused(published: Published, tmp_path: 
 
 
 def test_a_missing_file_is_not_an_outage():
-    assert not is_transient(FileNotFoundError())
-    assert not is_transient(NotADirectoryError())
-    assert is_transient(ConnectionResetError())
+    causes = (FileNotFoundError(), NotADirectoryError(), ConnectionResetError())
+    assert [is_transient(cause) for cause in causes] == [False, False, True]

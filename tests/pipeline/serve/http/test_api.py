@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -16,6 +17,7 @@ from pipeline.serve.messages import Finish
 from stages.sampling.params import SamplingParams
 
 HELLO = [{"role": "user", "content": "hello"}]
+IMAGE = {"type": "image_url", "image_url": "x"}
 
 
 @pytest.fixture(scope="module")
@@ -243,10 +245,7 @@ def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: s
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-            "messages.0.content.0",
-        ),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "assistant", "content": "nothing to add"}]}, "messages"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -377,10 +376,7 @@ def test_an_incomplete_completion_is_an_error(finish: Finish, status: int, code:
 
 
 def test_an_internal_error_reveals_nothing(served: HttpServer, engine: ScriptedEngine, monkeypatch):
-    def raise_error(_: str) -> None:
-        raise RuntimeError("a secret of the inside")
-
-    monkeypatch.setattr(engine, "encode", raise_error)
+    monkeypatch.setattr(engine, "encode", Mock(side_effect=RuntimeError("a secret of the inside")))
     with pytest.raises(openai.InternalServerError) as caught:
         served.client().completions.create(model=MODEL, prompt="x")
     assert caught.value.code == "internal_error"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,11 +189,8 @@ def test_rotary_frequencies_that_are_fixed_limit_no_text():
 
 
 def test_a_lack_of_memory_proves_nothing(monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any, **__: Any) -> float:
-        raise torch.OutOfMemoryError("no memory left")
-
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "measure_deviation", fail)
+        patch.setattr(proof, "measure_deviation", Mock(side_effect=torch.OutOfMemoryError("no memory left")))
         with pytest.raises(torch.OutOfMemoryError):
             make_model("window").prove_forward()
     model = make_model("window")

@@ -6,6 +6,7 @@ Models in double precision, so that the order of summation decides nothing.
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -326,9 +327,7 @@ def test_a_path_that_is_not_kept_is_found(case: str, holder: type, monkeypatch: 
 
 
 def test_a_lack_of_memory_is_no_outcome(monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("no memory left")
-
+    fail = Mock(side_effect=torch.OutOfMemoryError("no memory left"))
     monkeypatch.setattr("stages.engine.forward_pass.packed_llama.make_tree_mask", fail)
     with pytest.raises(torch.OutOfMemoryError):
         make_model("packed, window").prove_forward()

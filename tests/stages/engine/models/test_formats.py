@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,8 +58,8 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def edit_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
+def edit_config(folder: Path, name: str = "config.json", **fields: Any) -> None:
+    path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
@@ -153,18 +154,12 @@ def test_weights_in_eight_bit_floats_are_those_of_their_scales(folder: Path):
 
 @pytest.mark.parametrize("error", [IndexError("x"), KeyError("x"), AttributeError("x"), ImportError("x"), OSError("x")])
 def test_whatever_a_library_raises_is_one_line(folder: Path, error: Exception, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
     assert str(folder) in refusal(folder)
 
 
 def test_running_out_of_memory_is_not_an_error_of_the_model(folder: Path, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         load_causal_model(str(folder), "float32", "cpu")
 
@@ -191,16 +186,11 @@ def adapter(llama, folder: Path) -> tuple[Path, torch.Tensor]:
         return folder.parent / "adapter", adapted.eval()(torch.arange(10)[None]).logits
 
 
-def edit_adapter(adapter: Path, **fields: Any) -> None:
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 def test_an_adapter_is_merged_into_its_base_model(adapter):
     place, wanted = adapter
     for base in (None, "../model"):
         if base:
-            edit_adapter(place, base_model_name_or_path=base)
+            edit_config(place, "adapter_config.json", base_model_name_or_path=base)
         loaded = load_causal_model(str(place), "float32", "cpu")
         with torch.no_grad():
             torch.testing.assert_close(loaded(torch.arange(10)[None]).logits, wanted, atol=1e-5, rtol=1e-4)
@@ -218,7 +208,7 @@ def test_an_adapter_is_merged_into_its_base_model(adapter):
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(adapter, fields: dict[str, Any], message: str):
-    edit_adapter(adapter[0], **fields)
+    edit_config(adapter[0], "adapter_config.json", **fields)
     assert message in refusal(adapter[0])
 
 

@@ -1,5 +1,6 @@
 """GGUF files as models and tokenizers: written here as `llama.cpp` converts, read back, compared with the original."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ SHAPE = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 20000.0}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48}
+HEAD_KEYS = {"attention.key_length": HEAD, "attention.value_length": HEAD}
 LLAMA_3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -59,37 +62,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
     "mixtral": ("llama", "mixtral", {"num_local_experts": 4}, {"expert_count": 4, "expert_used_count": 2}),
     "qwen2": ("qwen2", "qwen2", {}, {}),
-    "qwen3": ("qwen3", "qwen3", {"head_dim": HEAD}, {"attention.key_length": HEAD, "attention.value_length": HEAD}),
+    "qwen3": ("qwen3", "qwen3", {"head_dim": HEAD}, HEAD_KEYS),
     "qwen2moe": (
         "qwen2moe",
         "qwen2_moe",
         {"num_experts": 4, "shared_expert_intermediate_size": 40, **EXPERTS},
-        {
-            "expert_count": 4,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 48,
-            "expert_shared_feed_forward_length": 40,
-        },
+        {"expert_shared_feed_forward_length": 40, **EXPERT_KEYS},
     ),
     "qwen3moe": (
         "qwen3moe",
         "qwen3_moe",
         {"num_experts": 4, "norm_topk_prob": True, "head_dim": HEAD, **EXPERTS},
-        {
-            "expert_count": 4,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 48,
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
-        },
+        {**EXPERT_KEYS, **HEAD_KEYS},
     ),
     "gemma2": (
         "gemma2",
         "gemma2",
         {"tie_word_embeddings": True, "head_dim": HEAD, "query_pre_attn_scalar": HEAD, "sliding_window": 16},
         {
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
+            **HEAD_KEYS,
             "attention.sliding_window": 16,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
@@ -109,8 +100,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             },
         },
         {
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
+            **HEAD_KEYS,
             "attention.sliding_window": 16,
             "block_count": 6,
             "rope.freq_base": 1e6,
@@ -225,15 +215,15 @@ def test_another_file_and_a_missing_one_are_refused(tmp_path: Path):
 
 def test_tensors_that_are_missing_or_unknown_are_named(tiny):
     path, keys, tensors = tiny
-    write(path, "llama", keys, {name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name})
-    with pytest.raises(ModelError, match=r"lacks 1: blk\.1\.ffn_up\.weight"):
-        load_causal_model(str(path), "float32", "cpu")
-    write(path, "llama", keys, {**tensors, "blk.0.attn_sinks.weight": tensors["output_norm.weight"]})
-    with pytest.raises(ModelError, match=r"in excess 1: blk\.0\.attn_sinks\.weight"):
-        load_causal_model(str(path), "float32", "cpu")
-    write(path, "llama", keys, {**tensors, "blk.0.ffn_up.weight": tensors["blk.0.attn_q.weight"]})
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight of shape \(96, 64\), but has \(64, 64\)"):
-        load_causal_model(str(path), "float32", "cpu")
+    square = {**tensors, "blk.0.ffn_up.weight": tensors["blk.0.attn_q.weight"]}
+    for wrong, message in (
+        ({name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name}, "lacks 1: blk.1.ffn_up.weight"),
+        ({**tensors, "a.weight": tensors["output_norm.weight"]}, "in excess 1: a.weight"),
+        (square, "blk.0.ffn_up.weight of shape (96, 64), but has (64, 64)"),
+    ):
+        write(path, "llama", keys, wrong)
+        with pytest.raises(ModelError, match=re.escape(message)):
+            load_causal_model(str(path), "float32", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -255,9 +245,8 @@ def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tiny):
     path, keys, tensors = tiny
     for architecture in ("plamo3", "gpt-oss"):
         write(path, architecture, keys, tensors)
-        with pytest.raises(ModelError, match=rf"read exactly \(llama, .* but is of '{architecture}'") as error:
+        with pytest.raises(ModelError, match=rf"^[^\n]*read exactly \(llama, .* but is of '{architecture}'[^\n]*\Z"):
             load_causal_model(str(path), "float32", "cpu")
-        assert "\n" not in str(error.value)
 
 
 def test_an_architecture_that_transformers_reads_whole_is_left_to_it(tmp_path: Path):
