@@ -99,15 +99,11 @@ def test_a_signal_at_any_moment_loses_nothing(stream: Stream, whole: Path, tmp_p
     assert strays(run) == set()
 
 
-def lines_of(stream: Stream) -> str:
-    return "".join(source.read_text(encoding="utf-8") for source in stream.sources)
-
-
 @pytest.fixture(scope="module")
 def sent(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of all lines, for standard input."""
     path = tmp_path_factory.mktemp("sent") / "lines.jsonl"
-    path.write_text(lines_of(stream), encoding="utf-8")
+    path.write_bytes(b"".join(source.read_bytes() for source in stream.sources))
     return path
 
 

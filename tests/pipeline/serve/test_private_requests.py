@@ -102,7 +102,7 @@ def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
     held.go.set()
     public.end()
     assert held.end().usage.emitted > 6
-    wait_until(lambda: _has(run, "private"))
+    wait_until(lambda: select(run, "SELECT 1 FROM prompts WHERE prompt_id = 'private'") != [])
     assert traces(run, needles_of(server, SECRET, held.tokens)) == []
     rows = {row["prompt_id"]: row for row in select(run, "SELECT * FROM prompts")}
     assert (rows["private"]["prompt_text"], rows["private"]["completion_text"]) == ("", "")
@@ -113,10 +113,6 @@ def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
     assert posted["private"].emitted == ()
     assert posted["public"].example is not None
     assert_sound(run)
-
-
-def _has(run: Path, prompt: str) -> bool:
-    return bool(select(run, f"SELECT 1 FROM prompts WHERE prompt_id = '{prompt}'"))
 
 
 def test_a_checkpoint_during_a_private_request_holds_nothing_of_it(server: ServerRun, tmp_path: Path):

@@ -1,7 +1,6 @@
 """The rule that makes prompts of rows: fields, templates, conditions, names."""
 
 import json
-from pathlib import Path
 
 import pytest
 from source_reading import PLAIN, list_rejections, list_texts, read, write_file
@@ -77,14 +76,11 @@ TARGET_ROWS = b"""{"prompt": "a", "target": "small"}
 """
 
 
-def read_targets(path: Path, *targets: str) -> list[str | None]:
-    events = open_source(str(path), PLAIN, targets=targets).read(0)
-    return [event.target for event in events if isinstance(event, PromptReceived)]
-
-
 def test_a_row_may_name_its_target_and_other_rows_are_routed(tmp_path):
     path = write_file(tmp_path / "x.jsonl", TARGET_ROWS)
-    assert read_targets(path, "big", "small") == ["small", None, None, "big", None]
+    events = open_source(str(path), PLAIN, targets=("big", "small")).read(0)
+    found = [event.target for event in events if isinstance(event, PromptReceived)]
+    assert found == ["small", None, None, "big", None]
 
 
 def test_a_row_with_an_unknown_target_is_rejected_with_the_known_ones_and_takes_no_offset(tmp_path):

@@ -269,13 +269,6 @@ def test_the_rarest_context_is_evicted_and_of_equally_rare_ones_the_least_recent
 # Saving.
 
 
-def save_and_restore(table: NgramTable, budget: int) -> NgramTable:
-    state = store(table.state_dict())
-    other = NgramTable(budget)
-    other.load_state_dict(state)
-    return other
-
-
 @pytest.mark.parametrize("tokens", [0, 2, 500, 4000])
 @pytest.mark.parametrize("budget", [ONE_BUCKET, 1 << 14, 1 << 20])
 def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget: int):
@@ -283,7 +276,8 @@ def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget
     table = NgramTable(budget)
     table.learn(numbers.integers(0, 30, tokens).tolist(), 1, scope=3)
     table.learn(numbers.integers(0, 200_000, tokens // 4).tolist(), 1)
-    other = save_and_restore(table, budget)
+    other = NgramTable(budget)
+    other.load_state_dict(store(table.state_dict()))
     assert bytes_of(other) == bytes_of(table)
     assert (len(other), other.bytes, other.sizes) == (len(table), table.bytes, table.sizes)
     more = numbers.integers(0, 30, 1000).tolist()

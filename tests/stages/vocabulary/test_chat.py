@@ -68,10 +68,6 @@ def make_messages(*messages: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, _, content in (message.partition(" ") for message in messages)]
 
 
-def encode_expected(words: Vocabulary, template: str, message: str) -> list[int]:
-    return expected_of(words, template, [{"role": "user", "content": message}])
-
-
 def expected_of(words: Vocabulary, template: str, messages: list[dict[str, str]]) -> list[int]:
     return words.tokenizer.apply_chat_template(
         messages,
@@ -80,11 +76,6 @@ def expected_of(words: Vocabulary, template: str, messages: list[dict[str, str]]
         tokenize=True,
         return_dict=False,
     )
-
-
-def encoder_of(words: Vocabulary, template: str, drafter: Vocabulary | None = None) -> ChatEncoder:
-    other = drafter or words
-    return ChatEncoder(words, other, pair(words, other), template)
 
 
 @cache
@@ -100,7 +91,7 @@ def test_any_message_without_names_gives_the_tokenizer_s_own_ids(name: str, mess
     template = TEMPLATES.get(name, ROLES)
     assume(not any(special in message for special in vocabulary_of(name).specials))
     tokens, _ = real_encoder(name, name, template).encode(message)
-    assert tokens == encode_expected(vocabulary_of(name), template, message)
+    assert tokens == expected_of(vocabulary_of(name), template, [{"role": "user", "content": message}])
 
 
 @needs_real_ones
@@ -155,8 +146,8 @@ def test_a_tokenizer_s_own_template_is_used_when_none_is_given():
     tokenizer = byte_level([])
     tokenizer.chat_template = ROLES
     words = Vocabulary(tokenizer)
-    own = ChatEncoder(words, words, pair(words, words))
-    assert own.encode("Hi") == encoder_of(words, ROLES).encode("Hi")
+    own, given = (ChatEncoder(words, words, pair(words, words), *template) for template in ((), (ROLES,)))
+    assert own.encode("Hi") == given.encode("Hi")
 
 
 def test_without_a_template_the_error_names_the_setting_for_one():

@@ -6,7 +6,7 @@ import pytest
 from synthetic_runs import make_update, prompt, small_run_events, write_run
 
 from store.errors import OmnidraftError, RunError
-from store.events import Event, PromptCompleted, PromptRejected
+from store.events import Event, PromptRejected
 from store.log.compaction import compact
 from store.log.manifest import read_manifest
 from store.log.partitions import (
@@ -124,10 +124,6 @@ def test_a_worker_that_was_declared_dead_can_no_longer_commit(tmp_path: Path):
         log.commit(Commit(dict), wait=True)
     log.close()
     assert read_manifest(folder) == close_partition(folder) == closed
-    assert [event.offset for event in completed_prompts_of(folder)] == [0]
+    assert [event.offset for event in completed_prompts(folder)] == [0]
     with pytest.raises(RunError):
         RunLog(folder)
-
-
-def completed_prompts_of(folder: Path) -> list[PromptCompleted]:
-    return list(completed_prompts(folder))
