@@ -82,6 +82,7 @@ def test_a_second_fall_within_the_cooldown_is_not_acted_upon():
     first, *others = alarms(monitor_of(cooldown=150), accepted)
     assert first.action == "recall"
     assert [event.action for event in others] == ["cooldown"]
+    assert others[0].rate_before == pytest.approx(0.5, abs=0.05), "of the rates since the first fall"
 
 
 def test_prompts_with_nothing_judged_are_skipped_and_do_no_harm():
