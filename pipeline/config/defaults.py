@@ -1,8 +1,8 @@
 """Defaults of commands that differ from the settings' own: settings that the user gave stay.
 
 `omnidraft replay` without a source and a target runs a real model on questions, then on tasks in Rust, which its
-drafter has never seen. A server, or an engine in
-this process, decodes several requests together, at the temperature of other servers.
+drafter has never seen. A server, or an engine in this process, decodes several requests together, at the temperature of
+other servers.
 """
 
 from collections.abc import Collection, Mapping

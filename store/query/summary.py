@@ -87,9 +87,9 @@ def describe_predictions(predicted: float, loaded: float) -> str:
     """Say what was learned, given the ledger's shares.
 
     >>> describe_predictions(0.56, 0.38)
-    'the drafter predicts 56% of the tokens of held-out prompts, as loaded 38%'
+    'the drafter predicts 56% of the tokens of held-out prompts (38% as loaded)'
     """
-    return f"the drafter predicts {predicted:.0%} of the tokens of held-out prompts, as loaded {loaded:.0%}"
+    return f"the drafter predicts {predicted:.0%} of the tokens of held-out prompts ({loaded:.0%} as loaded)"
 
 
 def write_summary(run_folder: Path) -> dict[str, Any]:

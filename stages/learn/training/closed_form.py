@@ -141,7 +141,7 @@ USUAL = 16_000  # positions of usual texts, next to the some 200 of an update
 
 
 class OutputLayerTrainer(DrafterTrainer):
-    """A trainer whose updates are solutions of a ridge regression. Arguments as for `DrafterTrainer`, and:
+    """A trainer whose updates are solutions of a ridge regression. Arguments as for `DrafterTrainer`, and `usual`.
 
     The correction of the logits is a multiple of the regression's result. How large a multiple is measured on fresh
     examples, before they enter the sums; none at all is among the choices.
