@@ -14,14 +14,22 @@ from typing import Any
 
 from typing_extensions import override
 
-from benchmarks.engines.request import LOOKUP_NGRAM, LOOKUP_TOKENS, EngineRequest, Mode
+from benchmarks.engines.request import EngineRequest
 from benchmarks.speed.text_arms import PromptWords, TextArm
 from store.errors import UsageError
 from store.events import PromptReceived
 
 SERVER = "llama-server"
 PLACES = (".", "bin", "build/bin")  # folders of a build that may hold the server
-LOOKUP = "ngram-simple"  # its speculation from the own text
+DRAFT_MODEL = "draft-simple"  # its speculation with a drafter of the same vocabulary
+# Options of each kind of its speculation. `ngram-simple` copies after 12 equal tokens by default, which hardly occur in
+# short answers; the others have their own defaults.
+SPECULATION: dict[str, dict[str, object]] = {
+    "ngram-simple": {"--spec-ngram-simple-size-n": 3, "--spec-ngram-simple-size-m": 10},
+    "ngram-mod": {},
+    "ngram-cache": {},
+    DRAFT_MODEL: {},
+}
 VERSION_SECONDS = 60
 LOADING_SECONDS = 300
 ANSWER_SECONDS = 600
@@ -36,10 +44,9 @@ class LlamaCpp:
     # words of its help, which contain its options and kinds of speculation. They differ by version.
     help_words: frozenset[str] = frozenset()
 
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """The modes that its version has. Servers of 2025 have no lookup."""
-        return tuple(mode for mode in Mode if mode is not Mode.LOOKUP or LOOKUP in self.help_words)
+    def modes(self, draft: Path | None) -> tuple[str, ...]:
+        """The kinds of speculation that its version has, after "" for none; with a drafter only if there is one."""
+        return ("", *(kind for kind in SPECULATION if kind in self.help_words and (draft or kind != DRAFT_MODEL)))
 
     def choose(self, *options: str) -> str:
         """The first of these options that its help names, else the last."""
@@ -80,12 +87,16 @@ class LlamaCppArm(TextArm):
     """
 
     def __init__(
-        self, found: LlamaCpp, request: EngineRequest, words: PromptWords, folder: Path, mode: Mode = Mode.PLAIN
+        self, found: LlamaCpp, request: EngineRequest, words: PromptWords, folder: Path, mode: str, draft: Path | None
     ) -> None:
         super().__init__(words)
         self._request = request
         folder.mkdir(parents=True, exist_ok=True)
-        arguments = _arguments(request) | (_lookup_arguments(found) if mode is Mode.LOOKUP else {})
+        arguments = _arguments(request)
+        if mode:
+            arguments |= {"--spec-type": mode} | SPECULATION[mode]
+        if mode == DRAFT_MODEL:
+            arguments |= {"--spec-draft-model": draft}
         words_of_command = [str(word) for pair in arguments.items() for word in pair]
         command = [str(found.server), *words_of_command, found.choose("--no-ui", "--no-webui")]
         self._server = LlamaCppServer(command, folder / f"server{mode}.log")
@@ -127,14 +138,6 @@ def _arguments(request: EngineRequest) -> dict[str, object]:
         "--threads": request.threads,
         "--cache-type-k": "f32",  # as in our arms
         "--cache-type-v": "f32",
-    }
-
-
-def _lookup_arguments(found: LlamaCpp) -> dict[str, object]:
-    return {
-        "--spec-type": LOOKUP,
-        found.choose("--spec-ngram-simple-size-n", "--spec-ngram-size-n"): LOOKUP_NGRAM,
-        found.choose("--spec-ngram-simple-size-m", "--spec-ngram-size-m"): LOOKUP_TOKENS,
     }
 
 

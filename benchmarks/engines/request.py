@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from pipeline.assembly.models import Models, locate, registry_uri
@@ -11,16 +10,8 @@ from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
 from stages.engine.models.devices import count_threads
 from store.errors import UsageError
 
-LOOKUP_TOKENS = 10  # drafted by prompt lookup, as in transformers' own documentation
-LOOKUP_NGRAM = 3  # tokens of the own text that must be equal before a draft is copied
+DRAFTED_TOKENS = 64  # most that an engine drafts at once
 CONTEXT_STEP = 256  # tokens; engines allocate caches in such steps
-
-
-class Mode(StrEnum):
-    """How an engine decodes. The value is the suffix of an arm's name after that of its engine."""
-
-    PLAIN = ""
-    LOOKUP = "-lookup"  # with drafts copied from the own text
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ def request_of(config: Config, models: Models, fetched: Path, longest: int) -> E
     if stored is None:
         raise UsageError(f"other engines read a GGUF file, {models.name} is none; llama.cpp's convert_hf_to_gguf.py")
     sampling = config.sampling
-    context = -(-(longest + LOOKUP_TOKENS + 2) // CONTEXT_STEP) * CONTEXT_STEP
+    context = -(-(longest + DRAFTED_TOKENS + 2) // CONTEXT_STEP) * CONTEXT_STEP
     return EngineRequest(
         target=stored,
         temperature=sampling.temperature,
