@@ -57,14 +57,15 @@ def keys_of(config: Any, **others: Any) -> dict[str, Any]:
 
 
 def quantise(values: Array, kind: str, scale: float = 0.01) -> Array:
-    """Rows of blocks of a type; the library does not write K-quants, so theirs have any codes, and scales of a size."""
+    """Rows of blocks of a type; those that the library does not write have any codes, and scales of a size."""
     number = gguf.GGMLQuantizationType[kind]
-    if not kind.endswith("_K"):
+    if not kind.endswith("_K") and kind[0] != "I":
         return gguf.quants.quantize(values, number)
-    _, size = gguf.GGML_QUANT_SIZES[number]
+    inputs, size = gguf.GGML_QUANT_SIZES[number]
     generator = np.random.default_rng(0)
-    blocks = generator.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
-    scales = slice(None, 4) if kind in ("Q4_K", "Q5_K") else slice(-4 if kind == "Q2_K" else -2, None)
+    blocks = generator.integers(0, 256, (values.size // inputs, size), dtype=np.uint8)
+    ends = {"Q2_K": slice(-4, None), "Q4_K": slice(4), "Q5_K": slice(4), "IQ4_NL": slice(2), "IQ4_XS": slice(2)}
+    scales = ends.get(kind, slice(-2, None))
     halves = generator.normal(0, scale, (len(blocks), 2)).astype(np.float16).view(np.uint8)
     blocks[:, scales] = halves[:, : blocks[:, scales].shape[1]]
     return blocks.reshape(len(values), -1)

@@ -8,17 +8,19 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from stages.engine.compiled.llvm.emitter import HALF, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.engine.compiled.llvm.emitter import BYTE, FLOAT, HALF, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.engine.compiled.llvm.machine import Features
 from stages.engine.quantisation.layouts import VECTORS, WORD
 
 
 class Block:
     """Reads a packed block of `VECTOR_SIZE` outputs, with the methods of `ArrayBlocks`. Words and scales are addresses;
-    `wide` scales have 32 bits and not 16.
+    a scale has so many bytes.
     """
 
-    def __init__(self, emit: Emitter, words: Value, scales: Value, *, wide: bool) -> None:
-        self._emit, self._words, self._scales, self._wide = emit, words, scales, wide
+    def __init__(self, emit: Emitter, words: Value, scales: Value, scale_size: int, features: Features) -> None:
+        self._emit, self._words, self._scales, self._scale_size = emit, words, scales, scale_size
+        self._features = features
 
     def words(self, first: int, count: int = VECTORS) -> list[Value]:
         size = WORD * VECTOR_SIZE
@@ -26,11 +28,25 @@ class Block:
         return [self._emit.load(address, INTS, 64) for address in addresses]
 
     def scale(self, number: int) -> Value:
-        emit, size = self._emit, 4 if self._wide else 2
-        address = emit.offset(self._scales, number * VECTOR_SIZE, size)
-        if self._wide:
-            return emit.load(address, VECTOR, 64)
-        return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, VECTOR_SIZE), 32), VECTOR)
+        build, emit = self._emit.builder, self._emit
+        if self._scale_size == 4:
+            return self._load_scales(number, FLOAT)
+        if self._scale_size == 2:
+            return build.fpext(self._load_scales(number, HALF), VECTOR)
+        power = build.zext(self._load_scales(number, BYTE), INTS)
+        bits = build.shl(build.sub(power, emit.ints(1)), emit.ints(23))
+        tiny = build.shl(emit.ints(1 << 21), power)  # below the numbers with a first bit of 1
+        return build.bitcast(build.select(build.icmp_unsigned("<", power, emit.ints(2)), tiny, bits), VECTOR)
+
+    def short(self, number: int) -> Value:
+        return self._emit.builder.zext(self._load_scales(number, ir.IntType(16)), INTS)
+
+    def _load_scales(self, number: int, kind: ir.Type) -> Value:
+        address = self._emit.offset(self._scales, number * VECTOR_SIZE, self._scale_size)
+        return self._emit.load(address, ir.VectorType(kind, VECTOR_SIZE), VECTOR_SIZE * self._scale_size)
+
+    def look_up(self, codes: Sequence[Value], table: Sequence[int]) -> list[Value]:
+        return [self._features.look_up(self._emit, word, table) for word in codes]
 
     def take(self, words: Sequence[Value], bits: int, begin: int, to: int = 0) -> list[Value]:
         mask = self._emit.ints(((1 << bits) - 1 << to) * 0x01010101)
@@ -58,6 +74,9 @@ class Block:
 
     def multiply(self, left: Value, right: Value) -> Value:
         return self._emit.builder.fmul(left, right)
+
+    def add(self, left: Value, right: Value) -> Value:
+        return self._emit.builder.fadd(left, right)
 
     def negate(self, value: Value) -> Value:
         return self._emit.builder.fneg(value)

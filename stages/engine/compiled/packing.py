@@ -124,7 +124,7 @@ def _pack_codes(form: str, parts: Sequence[Bytes], bias_O: Tensor | None, input_
     kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
     outputs, blocks = sum(map(len, parts)), parts[0].shape[1] // codes.size
     padded = -(-outputs // BLOCK) * BLOCK
-    number = np.dtype(np.int32 if codes.wide else np.int16)
+    number = np.dtype(f"i{codes.scale_size}")
     words_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
     scales_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
     begin = 0

@@ -211,7 +211,7 @@ class _Product:
         words, scales = (emit.offset(address, number, size) for address, size in places)
         for address, size in ((words, self._word_bytes), (scales, self._scale_bytes)):
             emit.prefetch(emit.offset(address, AHEAD // size, size), size)
-        yield from kind.unpack(Block(emit, words, scales, wide=kind.wide))
+        yield from kind.unpack(Block(emit, words, scales, kind.scale_size, self._features))
 
     def _emit_tiles_of_rows(self, part: _Part, column: Value, count: Value) -> None:
         """Emit the products of some groups of a block, added to the sums of all rows: `TILE` rows at a time."""

@@ -1,7 +1,7 @@
 """Matrices of few bits: codes in groups of 32 or 16 inputs, each group with a scale and a minimum.
 
-A weight is `scale * code + minimum`. So are the weights of GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0, in
-groups of 16 those of Q2_K, Q3_K and Q6_K, and those of a matrix that is quantised here.
+A weight is `scale * code + minimum`. So are the weights of GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q8_0, IQ4 and
+MXFP4, in groups of 16 those of Q2_K, Q3_K and Q6_K, and those of a matrix that is quantised here.
 
 Shapes: O outputs, I inputs, G groups of an output.
 """

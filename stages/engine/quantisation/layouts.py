@@ -2,7 +2,7 @@
 
 A block of a file has one or two scales and, in words of 32 bits, the codes of 256 or 32 inputs of an output; scales of
 groups within it are among the words. A shift and a mask make of a word the codes of four consecutive inputs, in a byte
-each. Types whose codes are no multiples of a step (IQ4_NL, MXFP4, ...) have no such form.
+each. Codes that are no multiples of a step (IQ4_NL, IQ4_XS, MXFP4) are places in a table of 16 numbers.
 
 The types are those of ggml, and two of matrices that are quantised here (`GROUPS4`, `GROUPS8`). Their layout is stated
 once, as operations on words: `ArrayBlocks` reads many blocks with numpy, and `stages/engine/compiled/codes.py` emits
@@ -35,25 +35,41 @@ class Group:
 
 
 Unpack = Callable[[Any], Iterator[Group]]  # of an object with the methods of `ArrayBlocks`
+# Numbers of the codes of IQ4, plus 128, and of MXFP4, in halves and plus 16.
+IQ4 = (1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)
+MXFP4 = (16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4)
 
 
-def _unpack_four(minima: bool) -> Unpack:
-    """Q4_0, Q4_1 and GROUPS4: 16 inputs in the low halves of bytes, then 16 in the high ones."""
+def _split_bytes(block: Any, words: Sequence[Any]) -> list[Any]:
+    """Return the codes of a group with 16 inputs in the low halves of bytes, then 16 in the high ones."""
+    return [*block.take(words, 4, 0), *block.take(words, 4, 4)]
+
+
+def _unpack_four(minima: bool = False, table: Sequence[int] = ()) -> Unpack:
+    """Q4_0, Q4_1, GROUPS4, and with a table IQ4_NL and MXFP4."""
 
     def unpack(block: Any) -> Iterator[Group]:
-        words = block.words(0, 4)
-        codes = [*block.take(words, 4, 0), *block.take(words, 4, 4)]
+        codes = _split_bytes(block, block.words(0, 4))
+        codes = block.look_up(codes, table) if table else codes
         yield Group(codes, [block.scale(0)], [block.scale(1)] if minima else [])
 
     return unpack
+
+
+def _unpack_iq4_xs(block: Any) -> Iterator[Group]:
+    (low,), high, scale = block.words(0, 1), block.short(1), block.scale(0)
+    for number in range(8):
+        (four,), (two,) = block.take([low], 4, 4 * (number % 2)), block.take([high], 2, 2 * (number % 4), 4)
+        parts = block.number(four, number // 2), block.number(two, number // 4, less=32)
+        codes = block.look_up(_split_bytes(block, block.words(1 + 4 * number, 4)), IQ4)
+        yield Group(codes, [block.multiply(scale, block.add(*parts))])
 
 
 def _unpack_five(minima: bool) -> Unpack:
     """Q5_0 and Q5_1: a word with the fifth bits of all codes, and then as Q4_0."""
 
     def unpack(block: Any) -> Iterator[Group]:
-        (fifth,), words = block.words(0, 1), block.words(1, 4)
-        low = [*block.take(words, 4, 0), *block.take(words, 4, 4)]
+        (fifth,), low = block.words(0, 1), _split_bytes(block, block.words(1, 4))
         codes = block.join(low, [block.spread_bits(fifth, 4 * number, 4) for number in range(VECTORS)])
         yield Group(codes, [block.scale(0)], [block.scale(1)] if minima else [])
 
@@ -121,8 +137,8 @@ def _unpack_q2_k(block: Any) -> Iterator[Group]:
 
 def _unpack_q3_k(block: Any) -> Iterator[Group]:
     words, scale = block.words(24, 3), block.scale(0)
-    low = [*block.take(words[:2], 4, 0), *block.take(words[:2], 4, 4)]
-    sixths = block.join(low, [block.take(words[2:], 2, 2 * number, 4)[0] for number in range(4)])
+    high = [block.take(words[2:], 2, 2 * number, 4)[0] for number in range(4)]
+    sixths = block.join(_split_bytes(block, words[:2]), high)
     for number in range(8):
         half, part = divmod(number, 4)
         codes = block.take(block.words(8 + VECTORS * half), 2, 2 * part)
@@ -136,7 +152,7 @@ def _unpack_q3_k(block: Any) -> Iterator[Group]:
 class CodeType:
     """A type of codes."""
 
-    bits: int  # of a code
+    bits: int  # of a code in a file
     groups: int  # of a block
     size: int  # bytes of a block in a file
     first: int  # byte of the first word
@@ -145,7 +161,7 @@ class CodeType:
     unpack: Unpack
     middle: int = 0  # the code of 0, subtracted from all
     halves: bool = False  # whether each half of a group has a scale of its own
-    wide: bool = False  # whether scales have 32 bits and not 16
+    scale_size: int = 2  # bytes of a scale
 
     @property
     def parts(self) -> int:
@@ -155,13 +171,13 @@ class CodeType:
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales of a block and output."""
-        return len(self.scales) * (4 if self.wide else 2)
+        return len(self.scales) * self.scale_size
 
 
 CODE_TYPES = {
     "Q2_K": CodeType(2, 8, 84, 0, 20, (80, 82), _unpack_q2_k, halves=True),
     "Q3_K": CodeType(3, 8, 110, 0, 27, (108,), _unpack_q3_k, 4, halves=True),
-    "Q4_0": CodeType(4, 1, 18, 2, 4, (0,), _unpack_four(minima=False), 8),
+    "Q4_0": CodeType(4, 1, 18, 2, 4, (0,), _unpack_four(), 8),
     "Q4_1": CodeType(4, 1, 20, 4, 4, (0, 2), _unpack_four(minima=True)),
     "Q4_K": CodeType(4, 8, 144, 4, 35, (0, 2), _unpack_q4_k),
     "Q5_0": CodeType(5, 1, 22, 2, 5, (0,), _unpack_five(minima=False), 16),
@@ -169,8 +185,11 @@ CODE_TYPES = {
     "Q5_K": CodeType(5, 8, 176, 4, 43, (0, 2), _unpack_q5_k),
     "Q6_K": CodeType(6, 8, 210, 0, 52, (208,), _unpack_q6_k, 32, halves=True),
     "Q8_0": CodeType(8, 1, 34, 2, 8, (0,), _unpack_q8_0, 128),
-    "GROUPS4": CodeType(4, 1, 24, 8, 4, (0, 4), _unpack_four(minima=True), wide=True),
-    "GROUPS8": CodeType(8, 1, 40, 8, 8, (0, 4), _unpack_groups8, wide=True),
+    "IQ4_NL": CodeType(4, 1, 18, 2, 4, (0,), _unpack_four(table=IQ4), 128),
+    "IQ4_XS": CodeType(4, 8, 136, 4, 33, (0, 2), _unpack_iq4_xs, 128),
+    "MXFP4": CodeType(4, 1, 17, 1, 4, (0,), _unpack_four(table=MXFP4), 16, scale_size=1),
+    "GROUPS4": CodeType(4, 1, 24, 8, 4, (0, 4), _unpack_four(minima=True), scale_size=4),
+    "GROUPS8": CodeType(8, 1, 40, 8, 8, (0, 4), _unpack_groups8, scale_size=4),
 }
 
 
@@ -186,10 +205,22 @@ class ArrayBlocks:
         return self._words_WB[first : first + count]
 
     def scale(self, number: int) -> Array:
-        """Return a scale of the block in float32."""
-        form, start = "<f4" if self._kind.wide else "<f2", self._kind.scales[number]
-        scales_BX = self._blocks_BX[:, start : start + np.dtype(form).itemsize]
-        return np.ascontiguousarray(scales_BX).view(form)[:, 0].astype(np.float32)
+        """Return a scale of the block in float32; one of 8 bits is 128 plus the exponent of a power of 2."""
+        if self._kind.scale_size == 1:
+            return np.ldexp(np.float32(1), self._read_scale(number, "u").astype(np.int32) - 128)
+        return self._read_scale(number, "f").astype(np.float32)
+
+    def short(self, number: int) -> Array:
+        """Return the 16 bits in the place of a scale as the lower ones of a word."""
+        return self._read_scale(number, "u").astype(np.uint32)
+
+    def _read_scale(self, number: int, form: str) -> Array:
+        start, size = self._kind.scales[number], self._kind.scale_size
+        return np.ascontiguousarray(self._blocks_BX[:, start : start + size]).view(f"<{form}{size}")[:, 0]
+
+    def look_up(self, codes: Sequence[Array], table: Sequence[int]) -> Array:
+        """Return the byte of a table of 16 for every byte of words, which are below 16."""
+        return np.array(table, np.uint8)[np.stack(codes).view(np.uint8)].view("<u4")
 
     def take(self, words: Sequence[Array], bits: int, begin: int, to: int = 0) -> Array:
         """Return some bits of every byte of words, of which `begin` is the first, moved to begin at `to`."""
@@ -219,6 +250,9 @@ class ArrayBlocks:
     def multiply(self, left: Array, right: Array) -> Array:
         return left * right
 
+    def add(self, left: Array, right: Array) -> Array:
+        return left + right
+
     def negate(self, value: Array) -> Array:
         return -value
 
@@ -239,7 +273,7 @@ def read_groups(kind: str, rows_OX: Array) -> GroupedMatrix:
     own = groups[0].minima
     minima_OG = join(low for group in groups for low in group.minima) if own else -layout.middle * scales_OG
     codes_OI = join(word for group in groups for word in group.codes).view(torch.uint8)
-    return GroupedMatrix(codes_OI, scales_OG, minima_OG, layout.bits)
+    return GroupedMatrix(codes_OI, scales_OG, minima_OG, max(layout.bits, layout.middle.bit_length()))
 
 
-FILE_KINDS = frozenset(kind for kind, layout in CODE_TYPES.items() if not layout.wide)  # types of ggml
+FILE_KINDS = frozenset(kind for kind, layout in CODE_TYPES.items() if layout.scale_size < 4)  # types of ggml

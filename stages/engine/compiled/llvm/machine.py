@@ -30,14 +30,18 @@ class Features:
     """Instructions of a processor that the kernels choose by."""
 
     wide_registers: bool  # 32 registers of 512 bits (AVX-512), which also look up 16 numbers at once
-    dots: int  # width in bits of its instructions for sums of four products of bytes; 0 without any
+    # Widths in bits of its instructions for sums of four products of bytes, and of those that look bytes up in a table
+    # of 16; 0 without any.
+    dots: int
+    tables: int = 0
 
     @classmethod
     def detect(cls) -> "Features":
         features = llvm.get_host_cpu_features()
         wide = bool(features.get("avx512f") and features.get("avx512bw"))
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
-        return cls(wide, 512 if wide and features.get("avx512vnni") else 256 if narrow else 0)
+        dots = 512 if wide and features.get("avx512vnni") else 256 if narrow else 0
+        return cls(wide, dots, 512 if wide else 256 if features.get("avx2") else 0)
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
         """Add, per number of 32 bits, the products of its bytes with those of an input. The codes are unsigned bytes,
@@ -55,12 +59,33 @@ class Features:
             totals = build.add(totals, product)
         return totals
 
+    def look_up(self, emit: Emitter, codes: Value, table: Sequence[int]) -> Value:
+        """Return the byte of a table of 16 for every byte of a vector of words, which are below 16."""
+        if self.tables == 512:
+            return _shuffle(emit, "avx512.pshuf.b.512", codes, table)
+        if self.tables == 256:
+            return _join(emit, [_shuffle(emit, "avx2.pshuf.b", half, table) for half in _halve(emit, codes)])
+        build, ones = emit.builder, emit.ints(0x01010101)
+        values = [emit.ints(int.from_bytes([number] * 4, "little", signed=True)) for number in table]
+        for place in range(4):  # of two numbers each bit of a code chooses one
+            chosen = build.mul(build.and_(build.lshr(codes, emit.ints(place)), ones), emit.ints(255))
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [build.xor(low, build.and_(chosen, build.xor(low, high))) for low, high in pairs]
+        return values[0]
+
 
 def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
     width = 32 * totals.type.count
     numbers = ir.VectorType(BYTE, width // 8)
     parts = [emit.builder.bitcast(one, numbers) for one in (codes, inputs)]
     return emit.call(f"llvm.x86.avx512.vpdpbusd.{width}", totals.type, [totals, *parts])
+
+
+def _shuffle(emit: Emitter, name: str, codes: Value, table: Sequence[int]) -> Value:
+    bytes_of = ir.VectorType(BYTE, 4 * codes.type.count)
+    numbers = ir.Constant(bytes_of, [*table] * (bytes_of.count // len(table)))
+    found = emit.call(f"llvm.x86.{name}", bytes_of, [numbers, emit.builder.bitcast(codes, bytes_of)])
+    return emit.builder.bitcast(found, codes.type)
 
 
 def _halve(emit: Emitter, vector: Value) -> list[Value]:

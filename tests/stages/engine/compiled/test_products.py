@@ -41,9 +41,11 @@ def store_matrix(kind: str, outputs: int = OUTPUTS) -> StoredMatrix:
     generator = np.random.default_rng(0)
     inputs = 512 if per_block == 256 else 96
     blocks = generator.integers(0, 256, (outputs * inputs // per_block, size), dtype=np.uint8)
-    for first in CODE_TYPES[kind].scales:
+    for first in CODE_TYPES[kind].scales[: 1 if kind.startswith("IQ") else 2]:
         halves = generator.normal(0, 0.01, (len(blocks), 1)).astype(np.float16)
         blocks[:, first : first + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, :1] = generator.integers(115, 123, (len(blocks), 1))  # exponents plus 128
     return StoredMatrix(kind, inputs, blocks.reshape(outputs, -1))
 
 
@@ -127,10 +129,11 @@ def test_a_product_is_that_of_its_matrix_and_a_row_has_the_same_bits_among_any_o
         assert torch.equal(multiply(matrix, x_NI[-rows:].contiguous()), found_NO[-rows:])
 
 
-NARROW = [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256)]
+NARROW = [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256, tables=256)]
+OTHERS = ("Q4_0-features0", "Q4_K-features1", "IQ4_XS-features0", "IQ4_XS-features1", "MXFP4-features0")
 
 
-@pytest.mark.representatives("16-Q4_0-features0", "16-Q4_K-features1", "8-Q6_K-features0", "8-GROUPS8-features1")
+@pytest.mark.representatives(*(f"16-{case}" for case in OTHERS), "8-Q6_K-features0", "8-GROUPS8-features1")
 @pytest.mark.parametrize("features", NARROW)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("input_bits", list(LARGEST_CODES))

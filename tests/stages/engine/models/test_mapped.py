@@ -33,7 +33,7 @@ HEAD = {"attention.key_length": 32, "attention.value_length": 32}
 GRANITE = {"embedding_scale": 12.0, "attention.scale": 0.2, "residual_scale": 0.25, "logit_scale": 2.0}
 # Per case: architecture in GGUF, type of the matrices, fields of the configuration, keys of the file.
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    **{kind: ("llama", kind, {}, {}) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K")},
+    **{kind: ("llama", kind, {}, {}) for kind in "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4".split()},
     "tied": ("llama", "Q4_K", {"tie_word_embeddings": True}, {}),
     "biases": ("qwen2", "Q6_K", {"tie_word_embeddings": True}, {}),
     "gemma2": ("gemma2", "Q4_K", {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}, HEAD),
@@ -69,7 +69,7 @@ def complete(model: LanguageModel, text: list[int], count: int) -> list[int]:
     return text
 
 
-@pytest.mark.representatives("Q4_0", "Q5_K", "tied", "biases", "gemma2", "joined", "granite")
+@pytest.mark.representatives("Q4_0", "Q5_K", "IQ4_XS", "MXFP4", "tied", "biases", "gemma2", "joined", "granite")
 @pytest.mark.parametrize("name", CASES)
 def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Path):
     path = str(write_case(name, tmp_path))
