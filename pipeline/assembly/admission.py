@@ -10,10 +10,11 @@ from pipeline.assembly.models import Models
 from pipeline.config.sections import SourceSettings
 from pipeline.config.settings import Config
 from pipeline.loop import UnfitPromptError
+from pipeline.sources.conversations import from_text
 from pipeline.sources.corpus import TEXT_STREAMS
 from stages.contract.blocks import SequenceState
 from stages.sampling.random_source import SeededRandomSource
-from stages.vocabulary.chat import ChatEncoder, Ids
+from stages.vocabulary.chat import ChatEncoder, Ids, PlainConversation
 from store.errors import ConfigError
 from store.events import PromptReceived
 
@@ -42,8 +43,11 @@ class Admission:
 
     def encode(self, prompt: PromptReceived) -> Ids:
         """Return the target's ids, and the pieces that the drafter reads."""
-        models = self._models
-        if self._chat and prompt.dataset not in self._continued:
+        models, conversation = self._models, from_text(prompt.text)
+        if conversation:
+            plain = PlainConversation(models.target_vocabulary, models.drafter_vocabulary)
+            tokens, pieces = (self._chat or plain).encode_conversation(*conversation)
+        elif self._chat and prompt.dataset not in self._continued:
             tokens, pieces = self._chat.encode(prompt.text)
         else:
             tokens, pieces = models.target_vocabulary.encode(prompt.text), models.drafter_vocabulary.encode(prompt.text)

@@ -29,7 +29,7 @@ class SourceSettings(Section):
     prompt_field: str | None = Field(
         default=None,
         min_length=1,
-        description="Column with the prompt. Default: 'prompt', or a usual name for it.",
+        description="Column with the prompt, text or a conversation. Default: 'prompt', or a usual name for it.",
     )
     template: str | None = Field(
         default=None,
@@ -41,6 +41,10 @@ class SourceSettings(Section):
         description="Keep only rows that meet all of these conditions on text, 'column=value' or 'column!=value'.",
     )
     limit: int | None = Field(default=None, ge=1, description="Maximum number of prompts taken from one source.")
+    turns: Literal["last", "all"] = Field(
+        default="last",
+        description="Which turns of the user in a conversation are answered: each one in order, or the last.",
+    )
     chat: Literal[True, False, "auto"] = Field(
         default="auto",
         description="Whether to render prompts with the target's chat template; 'auto' does so where the target has "

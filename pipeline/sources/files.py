@@ -1,15 +1,19 @@
-"""Rows of files: Parquet, JSON lines, CSV and TSV. All are streamed; a bad row is reported and skipped."""
+"""Rows of files: Parquet, Arrow, JSON, CSV and TSV, each by itself or many as one source.
+
+All are streamed but a JSON array; a bad row is reported and skipped. JSON, CSV and TSV may be compressed.
+"""
 
 import csv
+import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from typing_extensions import override
 
-from pipeline.sources.rows import SURROGATE, Fault, Rows, SourceRow
+from pipeline.sources.rows import SURROGATE, Fault, Rows, SourceRow, require_different
 from store.errors import SourceError
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ MAX_LINE_BYTES = 10_000_000
 ROWS_INSPECTED = 1000  # JSON lines that are read to learn the columns
 ROWS_PER_BATCH = 256
 SAMPLE_BYTES = 1_000_000
+ARRAY_BYTES = 1 << 30  # most of a JSON array, which is read as a whole
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 TOO_LONG = Fault(f"the line must not be longer than {MAX_LINE_BYTES:,} bytes")
 
 
@@ -35,7 +41,7 @@ class ParquetRows(Rows):
                 f"'{path}' must be a Parquet file, but cannot be read as one: {_join_lines(error)}"
             ) from None
         self._path = path
-        self.columns: Collection[str] = self._file.schema_arrow.names
+        self.columns: Collection[str] = require_different(self._file.schema_arrow.names, f"'{path}'")
 
     @override
     def count(self) -> int:
@@ -66,14 +72,57 @@ def read_parquet(file: "ParquetFile", columns: Collection[str]) -> Iterator[dict
     """Yield the rows of a file, with those of the columns that it has; a `Fault` for a row whose text is not UTF-8."""
     present = [name for name in file.schema_arrow.names if name in columns]
     for batch in file.iter_batches(ROWS_PER_BATCH, columns=present, use_threads=False):
+        yield from _list_rows(batch)
+
+
+def _list_rows(batch: Any) -> Iterator[dict[str, object] | Fault]:
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:  # raised before the first row; row by row, only the bad ones are lost
+        for number in range(batch.num_rows):
+            try:
+                yield batch.slice(number, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield Fault(f"the row must be valid UTF-8: {error.reason} at byte {error.start} of a column")
+
+
+class ArrowRows(Rows):
+    """Rows of an Arrow file or stream, as data sets are saved; the file is mapped."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import ArrowInvalid, ipc, memory_map
+
+        self._path = path
+        file = memory_map(str(path))
         try:
-            yield from batch.to_pylist()
-        except UnicodeDecodeError:  # raised before the first row; row by row, only the bad ones are lost
-            for number in range(batch.num_rows):
-                try:
-                    yield batch.slice(number, 1).to_pylist()[0]
-                except UnicodeDecodeError as error:
-                    yield Fault(f"the row must be valid UTF-8: {error.reason} at byte {error.start} of a column")
+            try:
+                found = ipc.open_file(file)
+                self._batches: Iterator[Any] = (found.get_batch(number) for number in range(found.num_record_batches))
+            except ArrowInvalid:
+                file.seek(0)
+                self._batches = found = ipc.open_stream(file)
+        except ArrowInvalid as error:
+            raise SourceError(f"'{path}' must be an Arrow file, but is none: {_join_lines(error)}.") from None
+        self.columns: Collection[str] = require_different(found.schema.names, f"'{path}'")
+
+    @override
+    def count(self) -> None:
+        """Return None: all batches would have to be read."""
+
+    @override
+    def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
+        from pyarrow import ArrowException
+
+        wanted, line = [name for name in self.columns if name in columns], 0
+        try:
+            for batch in self._batches:
+                parts = range(0, batch.num_rows, ROWS_PER_BATCH)
+                rows = (_list_rows(batch.select(wanted).slice(begin, ROWS_PER_BATCH)) for begin in parts)
+                for values in chain.from_iterable(rows):
+                    line += 1
+                    yield SourceRow(line, values)
+        except (ArrowException, OSError) as error:
+            raise SourceError(f"'{self._path}' is damaged after row {line}: {_join_lines(error)}.") from None
 
 
 class JsonLinesRows(Rows):
@@ -81,18 +130,63 @@ class JsonLinesRows(Rows):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             self.columns = json_columns(file)
 
     @override
-    def count(self) -> int:
+    def count(self) -> int | None:
         """Estimate the number of rows from the length of the first lines."""
         return _estimate_lines(self._path)
 
     @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
-        with self._path.open("rb") as file:
+        with open_bytes(self._path) as file:
             yield from json_rows(file)
+
+
+class JsonArrayRows(Rows):
+    """Rows of a file that holds one JSON array of objects; the line is the object's number."""
+
+    def __init__(self, path: Path) -> None:
+        with open_bytes(path) as file:
+            content = file.read(ARRAY_BYTES)  # what is beyond it is missing, so it is no JSON
+        try:
+            values = json.loads(content.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            way_out = f"write one object a line: jq -c '.[]' {path} > {path.stem}.jsonl"
+            raise SourceError(f"'{path}' must be a JSON array, but cannot be read as one: {error}; {way_out}") from None
+        self._rows = [_check_object(value, "element") for value in values]
+        self.columns = _join_columns(self._rows)
+
+    @override
+    def count(self) -> int:
+        return len(self._rows)
+
+    @override
+    def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
+        return (SourceRow(line, values) for line, values in enumerate(self._rows, start=1))
+
+
+class ManyRows(Rows):
+    """Rows of files one after another; the line is the row's number in all of them. Columns are those of the first."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths, self._first = paths, open_file(paths[0])
+        self.columns = self._first.columns
+
+    @override
+    def count(self) -> None:
+        """Return None: the files would have to be opened one by one."""
+
+    @override
+    def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
+        line = 0
+        for path in self._paths:
+            rows = self._first if path is self._paths[0] else open_file(path)
+            for row in rows.read(columns):
+                line, values = line + 1, row.values
+                values = Fault(f"{path}:{row.line}: {values.reason}") if isinstance(values, Fault) else values
+                yield SourceRow(line, values)
 
 
 class StandardInputRows(Rows):
@@ -121,17 +215,23 @@ class DelimitedRows(Rows):
         # The limit belongs to the csv module and holds for the whole process: it is only ever raised. It
         # bounds how much text an unclosed quote can consume.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-        with path.open("rb") as file:
-            self.columns: Collection[str] = self._read_header(file)
+        with open_bytes(path) as file:
+            header = self._read_header(file)
+        if len(header) == 1 and ";" in header[0]:  # as programs write CSV where a comma is the decimal sign
+            self._delimiter = ";"
+            with open_bytes(path) as file:
+                header = self._read_header(file)
+        self.columns: Collection[str] = header
 
     @override
-    def count(self) -> int:
+    def count(self) -> int | None:
         """Estimate the number of rows from the length of the first lines."""
-        return max(_estimate_lines(self._path) - 1, 0)
+        lines = _estimate_lines(self._path)
+        return None if lines is None else max(lines - 1, 0)
 
     @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
-        with self._path.open("rb") as file:
+        with open_bytes(self._path) as file:
             reader = csv.reader(_decode_lines(file), delimiter=self._delimiter, strict=True)
             next(reader, None)
             while True:
@@ -163,27 +263,83 @@ class DelimitedRows(Rows):
             return fault
         if len(fields) != len(self.columns):
             return Fault(f"the row must have {len(self.columns)} fields, as the header, got {len(fields)}")
+        if fields == self.columns:
+            return Fault("the row must not repeat the header, as those of joined files do")
         return dict(zip(self.columns, fields, strict=True))
+
+
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+TEXT_SUFFIXES = SUFFIXES[2:]  # of files that may be compressed
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the suffix that says how a file is read; None if it is not.
+
+    >>> kind_of(Path("a.jsonl.gz")), kind_of(Path("a.parquet.gz"))
+    ('.jsonl', None)
+    """
+    packed, suffix = path.suffix.lower() in COMPRESSIONS, path.suffix.lower()
+    suffix = Path(path.stem).suffix.lower() if packed else suffix
+    return suffix if suffix in (TEXT_SUFFIXES if packed else SUFFIXES) else None
 
 
 def open_file(path: Path) -> Rows:
     """Open a file by its suffix."""
     try:
-        match path.suffix.lower():
+        match kind_of(path):
             case ".parquet":
                 return ParquetRows(path)
-            case ".jsonl" | ".ndjson":
+            case ".arrow":
+                return ArrowRows(path)
+            case ".json" if _holds_array(path):
+                return JsonArrayRows(path)
+            case ".jsonl" | ".ndjson" | ".json":
                 return JsonLinesRows(path)
             case ".csv":
                 return DelimitedRows(path, ",")
             case ".tsv":
                 return DelimitedRows(path, "\t")
     except OSError as error:
-        raise SourceError(f"'{path}' must be a readable file: {error.strerror}.") from None
-    raise SourceError(f"'{path}' must end in {', '.join(SUFFIXES)}. For JSON lines from elsewhere, pipe them to '-'.")
+        raise SourceError(f"'{path}' must be a readable file: {error.strerror or _join_lines(error)}.") from None
+    raise SourceError(
+        f"'{path}' must end in {', '.join(SUFFIXES)}, text also with {' or '.join(COMPRESSIONS)}. For JSON lines from "
+        "elsewhere, pipe them to '-'."
+    )
 
 
-SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
+def list_files(folder: Path) -> list[Path]:
+    """Return the files below a folder that can be read, by path; hidden ones are left out. JSON beside other data
+    describes it. Raises `SourceError` if they are of several kinds, or there is none.
+    """
+    below = sorted(path for path in folder.rglob("*") if kind_of(path) and path.is_file())
+    seen = [path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    data = [path for path in seen if kind_of(path) != ".json"] or seen
+    kinds = sorted({str(kind_of(path)) for path in data})
+    if len(kinds) == 1:
+        return data
+    got = f"files of {' and '.join(kinds)}; name some in quotes, as '{folder}/*{kinds[0]}'" if kinds else "none"
+    raise SourceError(f"The folder '{folder}' must hold files of one kind ({', '.join(SUFFIXES)}), got {got}.")
+
+
+def name_dataset(path: Path) -> str:
+    """Return a file's name without the suffixes that say how it is read."""
+    return Path(path.stem).stem if path.suffix.lower() in COMPRESSIONS else path.stem
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file; one that ends in .gz or .zst is decompressed while it is read."""
+    kind = COMPRESSIONS.get(path.suffix.lower())
+    if kind is None:
+        return path.open("rb")
+    from pyarrow import CompressedInputStream, OSFile
+
+    return io.BufferedReader(CompressedInputStream(OSFile(str(path)), kind))
+
+
+def _holds_array(path: Path) -> bool:
+    """Return whether a JSON file is an array; many that are named so hold one object a line."""
+    with open_bytes(path) as file:
+        return file.read(SAMPLE_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def json_rows(file: BinaryIO) -> Iterator[SourceRow]:
@@ -192,26 +348,35 @@ def json_rows(file: BinaryIO) -> Iterator[SourceRow]:
         if content is None:
             yield SourceRow(line, TOO_LONG)
         elif content.strip():
-            yield SourceRow(line, json_object(content, "utf-8-sig" if line == 1 else "utf-8"))
+            yield SourceRow(line, json_object(content))
 
 
 def json_columns(file: BinaryIO) -> Collection[str] | None:
     """Return the names in the first JSON lines; None if none of them is an object."""
-    rows = [row.values for row in islice(json_rows(file), ROWS_INSPECTED)]
+    return _join_columns(row.values for row in islice(json_rows(file), ROWS_INSPECTED))
+
+
+def _join_columns(rows: Iterable[Mapping[str, object] | Fault]) -> Collection[str] | None:
     objects = [values for values in rows if not isinstance(values, Fault)]
     return tuple(dict.fromkeys(chain(*objects))) if objects else None
 
 
-def json_object(content: bytes, encoding: str) -> dict[str, object] | Fault:
-    """Parse the JSON object of a line; a `Fault` if the line holds none."""
+def json_object(content: bytes, encoding: str = "utf-8-sig") -> dict[str, object] | Fault:
+    """Parse the JSON object of a line, which may begin with a byte-order mark, as files do that were joined; a `Fault`
+    if the line holds none.
+    """
     try:
         values = json.loads(content.decode(encoding))
     except UnicodeDecodeError as error:
         return Fault(f"the line must be valid UTF-8: {error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
         return Fault(f"the line must be JSON: {error}")
+    return _check_object(values, "line")
+
+
+def _check_object(values: object, what: str) -> dict[str, object] | Fault:
     if not isinstance(values, dict):
-        return Fault(f"the line must be a JSON object, got a JSON {_JSON_KINDS[type(values)]}")
+        return Fault(f"the {what} must be a JSON object, got a JSON {_JSON_KINDS[type(values)]}")
     return values
 
 
@@ -235,9 +400,9 @@ _TOO_LONG_MARK = "\udfff"
 
 
 def _decode_lines(file: BinaryIO) -> Iterator[str]:
-    for number, content in enumerate(_read_bounded_lines(file)):
+    for content in _read_bounded_lines(file):
         text = _TOO_LONG_MARK + "\n" if content is None else content.decode("utf-8", "surrogateescape")
-        yield text.removeprefix("\ufeff") if number == 0 else text
+        yield text.removeprefix("\ufeff")  # at the beginning of each of the files that were joined
 
 
 def _find_text_fault(fields: list[str]) -> Fault | None:
@@ -248,7 +413,10 @@ def _find_text_fault(fields: list[str]) -> Fault | None:
     return None
 
 
-def _estimate_lines(path: Path) -> int:
+def _estimate_lines(path: Path) -> int | None:
+    """Return the number of lines by the length of the first ones; None for a compressed file."""
+    if path.suffix.lower() in COMPRESSIONS:
+        return None
     with path.open("rb") as file:
         sample = file.read(SAMPLE_BYTES)
     lines = sample.count(b"\n") + (not sample.endswith(b"\n") and len(sample) < SAMPLE_BYTES)

@@ -1,7 +1,8 @@
 """Rows of a source, and the rule that makes a prompt of a row or rejects it with a reason."""
 
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -10,12 +11,16 @@ from string import Formatter
 from typing import Any, NoReturn, Protocol, Self
 
 from pipeline.config.sections import SourceSettings
+from pipeline.sources.conversations import from_text, list_turns, read_messages, to_text
 from store.errors import ConfigError, SourceError
 
 PROMPT = "prompt"
+PROMPT_ALONE = (("", PROMPT),)  # a template
 TARGET = "target"  # the column that may name a row's target
-USUAL_FIELDS = (PROMPT, "question", "text", "instruction", "content")
-ID_COLUMNS = ("prompt_id", "id", "task_id")
+BODY = "body"  # of a line of a batch for OpenAI's API: a request
+USUAL_FIELDS = (PROMPT, "messages", "conversations", "question", "text", "instruction", "content", BODY)
+BESIDE = ("input", "system", "tools")  # columns that belong to a usual field
+ID_COLUMNS = ("prompt_id", "id", "task_id", "custom_id")
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; cannot be encoded in UTF-8
 
 
@@ -86,17 +91,21 @@ class PromptRule:
     # literal texts, each with the column that follows it; `prompt` stands for the prompt field
     template: tuple[tuple[str, str | None], ...]
     where: tuple[Condition, ...]  # conditions that must all hold
+    beside: tuple[str, ...] = ()  # further columns of a prompt
+    every_turn: bool = False  # whether each message of a user in a conversation is answered, or the last one
 
     @classmethod
     def from_settings(cls, options: SourceSettings) -> Self:
         fields = (options.prompt_field,) if options.prompt_field else USUAL_FIELDS
-        template = (("", PROMPT),) if options.template is None else _parse_template(options.template)
-        return cls(fields, template, tuple(Condition.from_text(text) for text in options.where))
+        template = PROMPT_ALONE if options.template is None else _parse_template(options.template)
+        where = tuple(Condition.from_text(text) for text in options.where)
+        beside = () if options.prompt_field else BESIDE
+        return cls(fields, template, where, beside, options.turns == "all")
 
     @property
     def columns(self) -> set[str]:
         """Every column that the rule or a prompt's name may need."""
-        return {*self.fields, *self._list_other_columns(), *ID_COLUMNS, TARGET}
+        return {*self.fields, *self.beside, *self._list_other_columns(), *ID_COLUMNS, TARGET}
 
     def narrow_to(self, columns: Collection[str], place: str) -> Self:
         """Return the rule for rows of `place` that have these columns: one prompt field for all of them."""
@@ -108,41 +117,66 @@ class PromptRule:
             _refuse_columns(self.fields, columns, place, "source.prompt_field")
         return replace(self, fields=(field,)) if field else self
 
-    def apply(self, values: Mapping[str, object]) -> str | Fault | None:
-        """Return the prompt's text, a `Fault`, or None for a row that a condition excludes."""
+    def apply(self, values: Mapping[str, object]) -> Sequence[str] | Fault:
+        """Return the text of the prompt, of several if every turn is answered, or a `Fault`; nothing for a row that a
+        condition excludes.
+        """
         for condition in self.where:
             if condition.column not in values:
-                return _report_missing([condition.column], values)
+                return Fault(_name_missing([condition.column], values))
             if not condition.holds(values):
-                return None
-        text = ""
-        for literal, name in self.template:
-            value = self._read_value(name, values)
-            if isinstance(value, Fault):
-                return value
-            text += literal + value
-        return _check_text(text)
+                return ()
+        names = [name for _, name in self.template]
+        try:
+            prompts = self._read_prompt(values) if PROMPT in names else [""]
+            others = {name: _read_value(name, values) for name in names if name not in (None, PROMPT)}
+        except ValueError as error:
+            return Fault(str(error))
+        if self.template != PROMPT_ALONE and any(map(from_text, prompts)):
+            return Fault("the prompt must be text where a template is given, got a conversation")
+        texts = []
+        for prompt in prompts:
+            known = others | {PROMPT: prompt, None: ""}
+            text = _check_text("".join(literal + known[name] for literal, name in self.template))
+            if isinstance(text, Fault):
+                return text
+            texts.append(text)
+        return texts
 
-    def _read_value(self, name: str | None, values: Mapping[str, object]) -> str | Fault:
-        if name is None:
-            return ""
-        if name == PROMPT:
-            return self._read_prompt(values)
-        if name not in values:
-            return _report_missing([name], values)
-        value = values[name]
-        if not isinstance(value, str | int | float):
-            return Fault(f"the column '{name}' must hold text or a number, got {short(value)}")
-        return _to_text(value)
-
-    def _read_prompt(self, values: Mapping[str, object]) -> str | Fault:
+    def _read_prompt(self, values: Mapping[str, object]) -> list[str]:
+        """Return the text of the prompt, of several if every turn is answered. Raises `ValueError` for another value
+        than text or a conversation.
+        """
         field = next((field for field in self.fields if field in values), None)
         if field is None:
-            return _report_missing(self.fields, values)
+            raise ValueError(_name_missing(self.fields, values))
         value = values[field]
-        if not isinstance(value, str):
-            return Fault(f"the prompt in '{field}' must be text, got {short(value)}")
-        return value if value.strip() else Fault(f"the prompt in '{field}' must not be empty")
+        if field == BODY and isinstance(value, Mapping):
+            return replace(self, fields=USUAL_FIELDS[:-1])._read_prompt(value)
+        beside = {name: values.get(name) for name in self.beside}
+        found = from_text(value) if isinstance(value, str) else None
+        if isinstance(value, list):
+            found = read_messages(value), _read_tools(beside.get("tools"))
+        if found is None:
+            return [self._read_text(field, value, beside)]
+        messages, tools = found
+        if messages[0]["role"] != "system" and beside.get("system"):
+            messages = [{"role": "system", "content": str(beside["system"])}, *messages]
+        turns = list_turns(messages)
+        if not turns:
+            raise ValueError(f"the conversation in '{field}' must have a message of the user")
+        return [to_text(turn, tools) for turn in (turns if self.every_turn else turns[-1:])]
+
+    def _read_text(self, field: str, value: object, beside: Mapping[str, object]) -> str:
+        if not isinstance(value, str):  # no TypeError: it is a fault of the data
+            raise ValueError(f"the prompt in '{field}' must be text or messages, got {short(value)}")  # noqa: TRY004
+        if not value.strip():
+            raise ValueError(f"the prompt in '{field}' must not be empty")
+        if field != "instruction":
+            return value
+        text = "\n".join([value, *(str(beside[name]) for name in ("input",) if beside.get(name))])
+        system = beside.get("system")
+        return to_text([{"role": "system", "content": system}, {"role": "user", "content": text}]) if system else text
 
     def _list_other_columns(self) -> list[str]:
         in_template = [name for _, name in self.template if name not in (None, PROMPT)]
@@ -156,6 +190,14 @@ def prompt_id(values: Mapping[str, object], otherwise: str) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool) and isinstance(_check_text(str(value)), str):
             return str(value)
     return otherwise
+
+
+def require_different(columns: Sequence[str], place: str) -> Sequence[str]:
+    """Return the columns of a place, if no two have one name. Raises `SourceError`."""
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise SourceError(f"{place} must have columns of different names, got two of the name {short(twice)}.")
+    return columns
 
 
 def import_extra(module: str, extra: str, spec: str) -> Any:
@@ -206,8 +248,26 @@ def _check_text(text: str) -> str | Fault:
     return text
 
 
-def _report_missing(wanted: Collection[str], values: Mapping[str, object]) -> Fault:
-    return Fault(f"the row must have {_name_columns(wanted)}, got {_join_names(values)}")
+def _read_value(name: str, values: Mapping[str, object]) -> str:
+    """Return a column's text in a template. Raises `ValueError` if it has none."""
+    if name not in values:
+        raise ValueError(_name_missing([name], values))
+    value = values[name]
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"the column '{name}' must hold text or a number, got {short(value)}")  # noqa: TRY004
+    return _to_text(value)
+
+
+def _read_tools(value: object) -> list[Any]:
+    """Return the tools beside a conversation, which many data sets keep as JSON."""
+    tools = json.loads(value) if isinstance(value, str) and value.strip() else value or []
+    if not isinstance(tools, list):
+        raise ValueError(f"the tools must be a list, got {short(tools)}")  # noqa: TRY004
+    return tools
+
+
+def _name_missing(wanted: Collection[str], values: Mapping[str, object]) -> str:
+    return f"the row must have {_name_columns(wanted)}, got {_join_names(values)}"
 
 
 def _refuse_columns(wanted: Collection[str], columns: Collection[str], place: str, option: str) -> NoReturn:

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from glob import glob, has_magic
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.corpus import BUILTIN_STREAMS, BuiltinRows
-from pipeline.sources.files import SUFFIXES, StandardInputRows, open_file
+from pipeline.sources.files import ManyRows, StandardInputRows, kind_of, list_files, name_dataset, open_file
 from pipeline.sources.hub_and_ray import HubRows, RayRows
 from pipeline.sources.kafka import KafkaRows
 from pipeline.sources.rows import TARGET, Fault, PromptRule, Rows, SourceRow, prompt_id
@@ -57,32 +58,34 @@ class Source:
         end = None if self.limit is None else offset + self.limit
         try:
             for row in self.rows.read(self.rule.columns):
-                event = self._make_event(row, offset)
-                if event is not None:
+                for event in self._make_events(row, offset):
                     yield event
-                if isinstance(event, PromptReceived):
-                    offset += 1
+                    offset += isinstance(event, PromptReceived)
                     if offset == end:
                         return
         except OSError as error:
             raise SourceError(f"The source '{self.dataset}' broke off: {error.strerror or error}.") from error
 
-    def _make_event(self, row: SourceRow, offset: int) -> PromptReceived | PromptRejected | None:
+    def _make_events(self, row: SourceRow, offset: int) -> Iterator[PromptReceived | PromptRejected]:
+        """Yield the row's prompts, numbered from `offset` on, or why it has none."""
         if isinstance(row.values, Fault):
-            return PromptRejected(self.dataset, row.line, row.values.reason)
-        match self.rule.apply(row.values):
-            case Fault(reason):
-                return PromptRejected(self.dataset, row.line, reason)
-            case str() as text:
-                name = prompt_id(row.values, otherwise=f"{self.dataset}:{row.line}")
-                named = row.values.get(TARGET) if len(self.targets) > 1 else None
-                target = None if named in (None, "") else str(named)
-                if target not in (None, *self.targets):
-                    known, got = ", ".join(self.targets), short(target)
-                    reason = f"the column '{TARGET}' must name one of the targets {known}, got {got}"
-                    return PromptRejected(self.dataset, row.line, reason)
-                return PromptReceived(offset, name, self.dataset, row.line, text, target)
-        return None
+            yield PromptRejected(self.dataset, row.line, row.values.reason)
+            return
+        texts = self.rule.apply(row.values)
+        if isinstance(texts, Fault):
+            yield PromptRejected(self.dataset, row.line, texts.reason)
+            return
+        name = prompt_id(row.values, otherwise=f"{self.dataset}:{row.line}")
+        named = row.values.get(TARGET) if len(self.targets) > 1 else None
+        target = None if named in (None, "") else str(named)
+        if target not in (None, *self.targets):
+            known, got = ", ".join(self.targets), short(target)
+            reason = f"the column '{TARGET}' must name one of the targets {known}, got {got}"
+            yield PromptRejected(self.dataset, row.line, reason)
+            return
+        for turn, text in enumerate(texts):
+            own = f"{name}#{turn + 1}" if len(texts) > 1 else name
+            yield PromptReceived(offset + turn, own, self.dataset, row.line, text, target)
 
 
 def datasets_of(sources: Sequence[Source], specs: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -141,29 +144,32 @@ def _open_rows(spec: str, seed: int) -> tuple[str, Rows]:
         kind = spec.removeprefix("builtin:")
         return kind, BuiltinRows(kind, seed)
     path = Path(spec)
-    _check_is_file(path)
-    return path.stem, open_file(path)
-
-
-def _check_is_file(path: Path) -> None:
-    """Refuse paths that are not regular files: the columns are read before the rows, so a pipe cannot be used."""
     try:
         if path.is_file():
-            return
-        got = "a folder or a pipe" if path.exists() else "a name that does not exist"
-        folder = path if path.is_dir() else path.parent
-        files = sorted(other for other in folder.glob("*") if other.suffix.lower() in SUFFIXES)
+            return name_dataset(path), open_file(path)
+        if path.is_dir():
+            return path.resolve().name, ManyRows(list_files(path))
+        found = glob(spec, recursive=True) if has_magic(spec) else []  # noqa: PTH207 (patterns may be absolute)
+        if paths := sorted(one for one in map(Path, found) if kind_of(one)):
+            return path.parent.resolve().name, ManyRows(paths)
+        raise SourceError(_explain_missing(path))
     except OSError as error:
         raise SourceError(f"The source '{path}' must be a readable file: {error.strerror}.") from None
-    if path.is_dir() and files:
-        hint = f" Name a file in it, such as '{files[0]}'."
-    else:
-        specs = {file.name: str(file) for file in files} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
-        close = get_close_matches(path.name, specs, n=1)
-        hint = f" Did you mean '{specs[close[0]]}'?" if close else ""
-    raise SourceError(
-        f"The source '{path}' must be a file, got {got}.{hint} Other sources are 'builtin:docs', 'builtin:code', "
-        "'builtin:questions', 'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', 'kafka://HOST:PORT/TOPIC' and '-'."
+
+
+def _explain_missing(path: Path) -> str:
+    """Return the message for a path that is neither a file nor a folder. A pipe is none: columns are read before the
+    rows.
+    """
+    got = "a pipe" if path.exists() else "a name that does not exist"
+    files = [other for other in path.parent.glob("*") if kind_of(other) and not other.name.startswith(".")]
+    specs = {file.name: str(file) for file in sorted(files)} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
+    close = get_close_matches(path.name, specs, n=1)
+    hint = f" Did you mean '{specs[close[0]]}'?" if close else ""
+    return (
+        f"The source '{path}' must be a file, a folder or a pattern such as 'FOLDER/*.jsonl' in quotes, got {got}."
+        f"{hint} Other sources are 'builtin:docs', 'builtin:code', 'builtin:questions', 'builtin:rust', "
+        "'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', 'kafka://HOST:PORT/TOPIC' and '-'."
     )
 
 

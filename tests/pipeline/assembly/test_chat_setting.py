@@ -14,6 +14,7 @@ from tiny_pair import TinyPair
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config, load
+from pipeline.sources.conversations import to_text
 from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
@@ -37,17 +38,17 @@ def with_template(models: Models, template: str = TEMPLATE) -> Models:
     return replace(models, target_vocabulary=Vocabulary(tokenizer, "tiny"))
 
 
-def prompt_of(dataset: str) -> PromptReceived:
-    return PromptReceived(0, "p", dataset, 1, PLAIN)
+def prompt_of(dataset: str, text: str = PLAIN) -> PromptReceived:
+    return PromptReceived(0, "p", dataset, 1, text)
 
 
 def config_with(*sources: str, **source: Any) -> Config:
     return Config.from_mapping({"sources": sources, "source": source, "device": "cpu"})
 
 
-def read(config: Config, models: Models, dataset: str) -> str:
+def read(config: Config, models: Models, dataset: str, text: str = PLAIN) -> str:
     """The text that the target reads, without its begin token."""
-    tokens, pieces = Admission(config, models).encode(prompt_of(dataset))
+    tokens, pieces = Admission(config, models).encode(prompt_of(dataset, text))
     vocabulary = models.target_vocabulary
     begin = vocabulary.encode("")
     tokens = tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens
@@ -73,6 +74,15 @@ def test_prompts_are_chat_prompts_but_for_texts_to_continue(
     models: Models, sources: tuple[str, ...], chat: Any, dataset: str, expected: str
 ):
     assert read(config_with(*sources, chat=chat), with_template(models), dataset) == expected
+
+
+@pytest.mark.parametrize(
+    ("chat", "expected"),
+    [("auto", "user: Ann\nuser: has\nanswer:"), (True, "user: Ann\nuser: has\nanswer:"), (False, "Ann\n\nhas")],
+)
+def test_a_conversation_is_put_into_the_template_as_a_whole(models: Models, chat: Any, expected: str):
+    text = to_text([{"role": "user", "content": "Ann"}, {"role": "user", "content": "has"}])
+    assert read(config_with(QUESTIONS, chat=chat), with_template(models), "questions", text) == expected
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,20 @@ def test_sizes_are_exact_for_small_files_and_close_for_large_ones(tmp_path):
     [
         ("gsm8k.json", "got a name that does not exist. Did you mean '.*gsm8k.jsonl'"),
         ("nowhere/x.jsonl", "got a name that does not exist. Other sources are 'builtin:docs'"),
-        ("gsm8k.txt", "must end in .parquet, .jsonl, .ndjson, .csv, .tsv"),
-        (".", "got a folder or a pipe. Name a file in it, such as '.*gsm8k.jsonl'"),
+        ("gsm8k.txt", "must end in .parquet, .arrow, .jsonl, .ndjson, .json, .csv, .tsv, text also with .gz or .zst"),
+        ("empty", "must hold files of one kind .*, got none"),
+        ("mixed", r"got files of .csv and .jsonl; name some in quotes, as '.*mixed/\*.csv'"),
+        ("*.gz", r"must be a file, a folder or a pattern such as 'FOLDER/\*.jsonl' in quotes, got a name"),
         ("x" * 5000, "must be a readable file: File name too long"),
     ],
 )
 def test_a_file_that_cannot_be_a_source_is_refused_with_advice(tmp_path, spec: str, reason: str):
     write_file(tmp_path / "gsm8k.jsonl", GOOD)
     write_file(tmp_path / "gsm8k.txt", GOOD)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed").mkdir()
+    write_file(tmp_path / "mixed" / "a.jsonl", GOOD)
+    write_file(tmp_path / "mixed" / "b.csv", b"prompt\nx\n")
     with pytest.raises(SourceError, match=reason):
         open_source(str(tmp_path / spec), PLAIN)
 

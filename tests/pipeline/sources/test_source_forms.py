@@ -1,0 +1,184 @@
+"""The forms in which people have prompts: conversations, compressed files, folders, files of other programs."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+from source_reading import GOOD, list_rejections, list_texts, read, write_file
+
+from pipeline.sources.conversations import from_text
+from store.errors import SourceError
+
+USER, ANSWER = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
+AGAIN, SYSTEM = {"role": "user", "content": "3 + 3?"}, {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def read_row(folder: Path, row: dict[str, object], **settings: object) -> list[object]:
+    """Return the conversations, or else the texts, that are read from one row."""
+    events = read(write_file(folder / "x.jsonl", json.dumps(row).encode()), **settings)
+    assert not list_rejections(events)
+    return [from_text(text) or text for text in list_texts(events)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [SYSTEM, USER, ANSWER, AGAIN, {"role": "assistant", "content": "6"}]},
+        {"prompt": [SYSTEM, USER, ANSWER, AGAIN], "completion": [ANSWER]},  # preferences of TRL
+        {
+            "system": "Be brief.",  # ShareGPT's form, as LLaMA-Factory reads it
+            "conversations": [
+                {"from": "human", "value": "2 + 2?"},
+                {"from": "gpt", "value": "4"},
+                {"from": "human", "value": "3 + 3?"},
+                {"from": "gpt", "value": "6"},
+            ],
+        },
+        {
+            "custom_id": "1",  # a line of a batch for OpenAI's API
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "m",
+                "messages": [SYSTEM, USER, ANSWER, {**AGAIN, "content": [{"type": "text", "text": "3 + 3?"}]}],
+            },
+        },
+        {"text": json.dumps([SYSTEM, USER, ANSWER, AGAIN])},
+    ],
+)
+def test_a_conversation_is_read_up_to_its_last_question(tmp_path, row: dict[str, object]):
+    assert read_row(tmp_path, row) == [([SYSTEM, USER, ANSWER, AGAIN], [])]
+
+
+def test_every_turn_of_a_conversation_may_be_answered(tmp_path):
+    row = {"id": "a", "messages": [USER, ANSWER, AGAIN, ANSWER]}
+    assert read_row(tmp_path, row, turns="all") == [([USER], []), ([USER, ANSWER, AGAIN], [])]
+    events = read(tmp_path / "x.jsonl", turns="all")
+    assert [(event.offset, event.prompt_id) for event in events] == [(0, "a#1"), (1, "a#2")]
+    assert len(read(tmp_path / "x.jsonl", turns="all", limit=1)) == 1
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_calls_and_tools_of_a_conversation_are_kept(tmp_path, tools: object):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    result = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    [(messages, found)] = read_row(tmp_path, {"messages": [USER, call, result], "tools": tools})
+    assert messages == [USER, {**call, "content": ""}, result]
+    assert found == [TOOL]
+
+
+def test_an_instruction_has_its_input_and_system_text(tmp_path):
+    assert read_row(tmp_path, {"instruction": "Add.", "input": "2, 2", "output": "4"}) == ["Add.\n2, 2"]
+    assert read_row(tmp_path, {"instruction": "Add.", "input": ""}) == ["Add."]
+    assert read_row(tmp_path, {"instruction": "Add.", "input": "2"}, prompt_field="instruction") == ["Add."]
+    [(messages, _)] = read_row(tmp_path, {"instruction": "2 + 2?", "input": "", "system": "Be brief."})
+    assert messages == [SYSTEM, USER]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": []}, "a conversation must be a list of messages"),
+        ({"messages": [{"content": "x"}]}, "message 1 must have a 'role' (system, developer, user, assistant, tool)"),
+        ({"messages": [USER, {"role": "narrator", "content": "x"}]}, "message 2 must have a 'role'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "message 1 must have a 'content' of text",
+        ),
+        ({"messages": [ANSWER]}, "the conversation in 'messages' must have a message of the user"),
+        ({"messages": [USER], "tools": {"a": 1}}, "the tools must be a list"),
+        ({"messages": [USER], "tools": "["}, "Expecting value"),
+    ],
+)
+def test_a_conversation_that_cannot_be_read_is_rejected_with_its_message(tmp_path, row: dict[str, object], reason: str):
+    events = read(write_file(tmp_path / "x.jsonl", json.dumps(row).encode()))
+    [(_, got)] = list_rejections(events)
+    assert got.startswith(reason)
+
+
+def test_a_template_takes_no_conversation(tmp_path):
+    path = write_file(tmp_path / "x.jsonl", json.dumps({"messages": [USER]}).encode())
+    [(_, reason)] = list_rejections(read(path, template="Q: {prompt}"))
+    assert reason == "the prompt must be text where a template is given, got a conversation"
+
+
+def write_forms(folder: Path) -> None:
+    """Write one table of two rows as other programs do."""
+    table = pandas.DataFrame({"prompt": ["one", "two"], "n": [1, 2]})
+    table.to_json(folder / "array.json", orient="records")
+    table.to_json(folder / "lines.json", orient="records", lines=True)
+    table.to_json(folder / "lines.jsonl.gz", orient="records", lines=True)
+    table.to_csv(folder / "comma.csv.gz", index=False)
+    table.to_csv(folder / "semicolon.csv", index=False, sep=";", encoding="utf-8-sig")
+    table.to_csv(folder / "tabs.tsv", index=False, sep="\t")
+    arrow = pyarrow.Table.from_pandas(table)
+    with pyarrow.CompressedOutputStream(str(folder / "lines.jsonl.zst"), "zstd") as file:
+        file.write(table.to_json(orient="records", lines=True).encode())
+    with ipc.new_stream(str(folder / "stream.arrow"), arrow.schema) as stream:  # as a saved data set has it
+        stream.write_table(arrow, max_chunksize=1)
+    with ipc.new_file(str(folder / "file.arrow"), arrow.schema) as file:
+        file.write_table(arrow)
+    for kind in (pyarrow.large_string(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())):
+        column = arrow["prompt"].cast(pyarrow.string()).combine_chunks()
+        column = column.dictionary_encode() if pyarrow.types.is_dictionary(kind) else column.cast(kind)
+        parquet.write_table(pyarrow.table({"prompt": column}), folder / f"{str(kind).partition('<')[0]}.parquet")
+
+
+def test_files_of_other_programs_are_read(tmp_path):
+    write_forms(tmp_path)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 12
+    for path in paths:
+        assert list_texts(read(path)) == ["one", "two"], path.name
+    assert read(tmp_path / "lines.jsonl.gz")[0].dataset == "lines"
+
+
+def test_a_folder_and_a_pattern_are_read_by_path_without_hidden_files(tmp_path):
+    names = ["b.jsonl", "a/c.jsonl.gz", ".hidden.jsonl", ".cache/d.jsonl", "dataset_info.json"]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        content = json.dumps({"prompt": name}).encode() + b"\nbad\n"
+        path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    events = read(tmp_path)
+    assert list_texts(events) == ["a/c.jsonl.gz", "b.jsonl"]
+    assert [event.line for event in events] == [1, 2, 3, 4]
+    assert events[0].dataset == tmp_path.name
+    [first, _] = list_rejections(events)
+    assert first[1].startswith(f"{tmp_path / 'a/c.jsonl.gz'}:2: the line must be JSON")
+    assert list_texts(read(f"{tmp_path}/*.jsonl")) == ["b.jsonl"]
+    assert list_texts(read(f"{tmp_path}/**/*.gz")) == ["a/c.jsonl.gz"]
+
+
+def test_joined_files_may_have_marks_and_headers_inside(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    table = mark + b"prompt,n\nx,1\n"
+    events = read(write_file(tmp_path / "x.csv", table + table))
+    assert list_texts(events) == ["x", "x"]
+    assert list_rejections(events) == [(3, "the row must not repeat the header, as those of joined files do")]
+    assert list_texts(read(write_file(tmp_path / "x.jsonl", (mark + GOOD) * 2))) == ["good", "good"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("x.json", b"[1, 2", "must be a JSON array, but cannot be read as one: .*jq -c '.\\[\\]'"),
+        ("x.arrow", b"no arrow", "must be an Arrow file, but is none"),
+        ("x.jsonl.gz", b"no gzip", "must be a readable file"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, name: str, content: bytes, reason: str):
+    with pytest.raises(SourceError, match=reason):
+        read(write_file(tmp_path / name, content))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    column = pyarrow.array(["x"])
+    parquet.write_table(pyarrow.Table.from_arrays([column, column], names=["prompt", "prompt"]), tmp_path / "x.parquet")
+    with pytest.raises(SourceError, match="must have columns of different names, got two of the name 'prompt'"):
+        read(tmp_path / "x.parquet")
