@@ -24,7 +24,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")  # of a text
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-# By general.type or general.architecture: files that belong to a model.
+# By general.type, general.architecture, or how a key begins: files that belong to a model.
 _PROJECTOR = "is the projector of a model of images or sound; name the file of its language model"
 _OTHER_PURPOSES = {
     "adapter": "is an adapter (LoRA) of another; merge it with llama-export-lora and name the merged file",
@@ -157,10 +157,13 @@ def read_gguf(path: Path) -> GgufFile:
 
 def _find_other_purpose(metadata: Mapping[str, Any]) -> str | None:
     """Return what a file is if it is no model that continues texts, and what to do; None if it is one."""
-    kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
-    known = _OTHER_PURPOSES.get(str(kind)) or _OTHER_PURPOSES.get(str(architecture))
-    if known or architecture is None:
-        return known or "does not state general.architecture; convert the model again, or name another file"
+    architecture = metadata.get("general.architecture")
+    names = {metadata.get("general.type"), architecture, *(key.partition(".")[0] for key in metadata)}
+    known = [purpose for name, purpose in _OTHER_PURPOSES.items() if name in names]
+    if known:
+        return known[0]
+    if architecture is None:
+        return "does not state general.architecture; convert the model again, or name another file"
     pooled = metadata.get(f"{architecture}.pooling_type", 0)
     if pooled or not metadata.get(f"{architecture}.attention.causal", True):
         return (
@@ -225,7 +228,7 @@ def find_gguf(source: str) -> Path | None:
     """
     path, (folder, _, which) = Path(source), source.rpartition(":")
     if path.is_dir():
-        return None if (path / "config.json").exists() or not _files_in(path) else _choose(_files_in(path), "", source)
+        return None if (path / "config.json").exists() else _find_in_folder(path, source)
     if folder and which and Path(folder).is_dir() and not path.is_file():
         return _choose(_files_in(Path(folder)), which, folder)
     if path.is_file() or (path.suffix == ".gguf" and ":" not in path.name):
@@ -237,6 +240,13 @@ def find_gguf(source: str) -> Path | None:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", folder) and which:
         return _find_on_hub(folder, which)
     return None
+
+
+def _find_in_folder(folder: Path, source: str) -> Path | None:
+    models, others = _files_in(folder), sorted(folder.glob("*.gguf"))
+    if others and not models and not (folder / "adapter_config.json").exists():
+        raise ModelError(f"{source} must have a GGUF file of a model, but has {others[0].name} alone; fetch the model")
+    return _choose(models, "", source) if models else None
 
 
 def find_origin(source: str) -> Path | None:

@@ -76,7 +76,8 @@ def require_own_bits(file: GgufFile) -> None:
     Others would be numbers of 32 bits in memory, of up to 20 times their size in the file.
     """
     if not file.tensors:
-        raise ModelError(f"{file.path} must hold weights, but has only a vocabulary; name the file of the whole model")
+        held = "only a vocabulary" if "tokenizer.ggml.tokens" in file.metadata else "no tensors"
+        raise ModelError(f"{file.path} must hold weights, but has {held}; name the file of the whole model")
     foreign = Counter(each.name for each in file.tensors.values() if each.name not in FILE_KINDS | _PLAIN_KINDS)
     if foreign:
         counts = ", ".join(f"{count} in {kind}" for kind, count in foreign.most_common())

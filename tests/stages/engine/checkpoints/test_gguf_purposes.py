@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.cli.app import app
+from stages.engine.checkpoints.gguf_file import find_gguf
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from store.errors import ModelError
 
@@ -31,12 +32,14 @@ def write_plain(path: Path, architecture: str = "llama", weights: dict[str, Any]
     write(path, architecture, {**VOCABULARY, **{key.replace("__", "."): value for key, value in keys.items()}}, weights)
 
 
-def write_without_architecture(path: Path, kind: str | None = None) -> None:
+def write_without_architecture(path: Path, kind: str | None = None, **others: str) -> None:
     writer = gguf.GGUFWriter(path, "llama")
     for keys in writer.kv_data:
         keys.pop("general.architecture")
     if kind:
         writer.add_string("general.type", kind)
+    for name, value in others.items():
+        writer.add_string(name.replace("__", "."), value)
     writer.add_tensor("blk.0.attn_k.weight.in_sum2", np.zeros((1, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -66,8 +69,11 @@ def write_cut_off(path: Path, share: float) -> None:
 FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "vocabulary": (lambda path: write_plain(path, weights={}), "must hold weights, but has only a vocabulary"),
     "no architecture": (write_without_architecture, "does not state general.architecture"),
+    "nothing": (lambda path: write(path, "llama", {}, {}), "must hold weights, but has no tensors"),
     "adapter": (lambda path: write_plain(path, general__type="adapter"), r"is an adapter \(LoRA\)"),
+    "older adapter": (lambda path: write_without_architecture(path, adapter__type="lora"), r"is an adapter \(LoRA\)"),
     "importance matrix": (lambda path: write_without_architecture(path, "imatrix"), "is an importance matrix"),
+    "older matrix": (lambda path: write_without_architecture(path, imatrix__set="a"), "is an importance matrix"),
     "projector": (lambda path: write_plain(path, "clip", general__type="mmproj"), "is the projector of a model"),
     "older projector": (lambda path: write_plain(path, "clip"), "is the projector of a model"),
     "draft head": (lambda path: write_plain(path, "eagle3"), "is a draft head"),
@@ -95,7 +101,7 @@ def refused(request, tmp_path: Path) -> tuple[str, Path, str]:
 def test_a_loader_names_what_a_file_is(refused):
     name, path, pattern = refused
     loaders: list[Callable[[], Any]] = [lambda: load_causal_model(str(path), "float32", "cpu", codes=True)]
-    if name != "vocabulary":
+    if name not in ("vocabulary", "nothing"):
         loaders.append(lambda: load_tokenizer(str(path)))
     for load in loaders:
         with pytest.raises(ModelError, match=pattern) as error:
@@ -116,3 +122,11 @@ def test_the_command_and_the_interface_name_what_a_file_is(refused, tmp_path: Pa
     with pytest.raises(ModelError, match=pattern) as error:
         pipeline.replay("builtin:docs", target=str(path), run=tmp_path / "other", source={"limit": 1})
     assert str(done.exception) == str(error.value)
+
+
+def test_a_folder_without_a_model_names_what_it_has(tmp_path: Path):
+    write_plain(tmp_path / "mmproj-f16.gguf", "clip")
+    with pytest.raises(ModelError, match=r"must have a GGUF file of a model, but has mmproj-f16\.gguf alone"):
+        load_causal_model(str(tmp_path), "float32", "cpu")
+    (tmp_path / "config.json").write_text("{}")
+    assert find_gguf(str(tmp_path)) is None
