@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dashboards.web.logs import BusyError, Logs
-from dashboards.web.queries.tables import export_query, run_query
+from dashboards.web.queries.tables import MOST, run_query
 from store.child import CallError, ChildCalls, ChildError
 from store.errors import OmnidraftError, QueryError
+from store.query.exports import export_rows
 
 SECONDS = 20.0  # after which DuckDB is interrupted
 SPARE_SECONDS = 0.5  # in which an interrupted query must end before its process is ended
@@ -102,7 +103,7 @@ def _make_answer(run: Path | None, runs: Path, seconds: float) -> Callable[[Requ
         names, query, kind = request
         try:
             if kind != PAGE:
-                return "", logs.read(names, lambda log: export_query(log, query, kind, seconds))
+                return "", logs.read(names, lambda log: export_rows(log.select(query, MOST, seconds), kind))
             found = logs.read(names, lambda log: run_query(log, query, seconds))
         except OmnidraftError as error:
             return str(error), b""

@@ -13,6 +13,7 @@ from store.errors import UsageError
 
 if TYPE_CHECKING:
     from pipeline.run.stored_memory import StoredMemory
+    from stages.memory.ngram_table import NgramTable
     from stages.vocabulary.tokenizer_view import Vocabulary
 
 memory = typer.Typer(no_args_is_help=True, help="Show what a run remembers, or make it forget a text.")
@@ -85,33 +86,30 @@ def forget(
             found = unlearn(run, lambda one: one.offset == prompt if scope is None else one.scope == scope)
         print(json.dumps({"prompts": found}) if as_json else f"unlearned {found:,} prompts")
         return
-    contexts = _forget_prompt(run, int(prompt or 0)) if scope is None else _forget_scope(run, scope)
+    contexts = _forget(run, prompt, scope)
     print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
 
 
-def _forget_scope(run: Path, scope: int) -> int:
-    from pipeline.run.stored_memory import edit_memories
-
-    counts: list[int] = []
-    edit_memories(run, lambda target, table: counts.append(table.forget_scope(scope)))
-    return sum(counts)
-
-
-def _forget_prompt(run: Path, offset: int) -> int:
+def _forget(run: Path, offset: int | None, scope: int | None) -> int:
+    """Forget the text of a prompt or all texts of a scope, whichever is given; return the number of contexts."""
     from pipeline.run.stored_memory import edit_memories, read_logged_text
 
-    with status("loading models"):
-        text = read_logged_text(run, offset)
-    sizes: list[int] = []
+    text, forgotten = None, 0
+    if offset is not None:
+        with status("loading models"):
+            text = read_logged_text(run, offset)
 
-    def edit(target: str, table: Any) -> None:
-        if target == text.target:
-            before = len(table)
+    def edit(target: str, table: "NgramTable") -> None:
+        nonlocal forgotten
+        before = len(table)
+        if scope is not None:
+            table.forget_scope(scope)
+        elif text and target == text.target:
             table.forget(text.tokens, text.prompt_length)
-            sizes.append(before - len(table))
+        forgotten += before - len(table)
 
     edit_memories(run, edit)
-    return sum(sizes)
+    return forgotten
 
 
 def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int, scope: int) -> dict[str, Any]:

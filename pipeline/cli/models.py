@@ -4,6 +4,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +130,7 @@ def vocab(
         from pipeline.reports.vocab_report import make_report
 
         found = make_report(config)
-    show_or_json(found.to_json(), as_json, lambda console: _print_report(console, found))
+    show_or_json(asdict(found), as_json, lambda console: _print_report(console, found))
 
 
 def _share(part: int, whole: int) -> str:

@@ -4,14 +4,14 @@ import csv
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.terminal import make_console, width_of_output
+from pipeline.reports.terminal import make_console, to_printable, width_of_output
 from store.errors import QueryError
-from store.query.exports import to_json_value
+from store.query.exports import list_rows, list_values, to_json_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def print_rows(rows: "pa.Table", output: RowFormat) -> None:
         case RowFormat.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(rows.schema.names)
-            for values in _plain_rows(rows):
+            for values in list_rows(rows):
                 writer.writerow([_json(value) if isinstance(value, list | dict) else value for value in values])
         case RowFormat.JSON:
             print("[" + ",\n ".join(map(_json, to_objects(rows))) + "]")
@@ -123,7 +123,7 @@ class _Column:
     def from_result(cls, field: "pa.Field", values: "pa.ChunkedArray") -> "_Column":
         """Make a column of a query's result."""
         is_number = str(field.type).startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
-        return cls(field.name, [*map(_cell, _values(values))], is_number)
+        return cls(field.name, [*map(_cell, list_values(values))], is_number)
 
     @property
     def width(self) -> int:
@@ -146,7 +146,7 @@ def _print_vertically(rows: "pa.Table") -> None:
     """Print one value a line, below the number of its row."""
     names = rows.schema.names
     width = max(map(len, names), default=0)
-    columns = map(_values, rows.slice(0, SHOWN_ROWS).columns)
+    columns = map(list_values, rows.slice(0, SHOWN_ROWS).columns)
     for number, values in enumerate(zip(*columns, strict=True), 1):
         print(f"row {number}")
         for name, value in zip(names, values, strict=True):
@@ -166,8 +166,7 @@ def _to_line(value: Any) -> str:
         return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:.4f}"
     if isinstance(value, list):
         return f"[{', '.join(map(_to_line, value))}]"
-    text = value if isinstance(value, str) else str(to_json_value(value))
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return to_printable(value if isinstance(value, str) else str(to_json_value(value)))
 
 
 def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:
@@ -175,23 +174,7 @@ def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:
     names = rows.schema.names
     if len(set(names)) != len(names):
         raise QueryError(f"columns must have different names for json, got {', '.join(names)}; give them aliases")
-    return [dict(zip(names, values, strict=True)) for values in _plain_rows(rows)]
-
-
-def _plain_rows(rows: "pa.Table") -> Iterable[list[Any]]:
-    for batch in rows.to_batches():
-        for values in zip(*map(_values, batch.columns), strict=True):
-            yield list(map(to_json_value, values))
-
-
-def _values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except (OverflowError, ValueError) as error:
-        raise QueryError(
-            "dates must be within years 1 to 9999, and times whole microseconds, to be printed, but a value is not "
-            f"({error}); cast it to VARCHAR"
-        ) from error
+    return [dict(zip(names, values, strict=True)) for values in list_rows(rows)]
 
 
 def _json(value: Any) -> str:

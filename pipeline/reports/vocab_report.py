@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pipeline.assembly.models import Models, load_vocabulary
 from pipeline.config.settings import Config
+from pipeline.reports.terminal import to_printable
 from pipeline.sources.stream import open_sources, stream
 from stages.vocabulary.pair import How, Pair, SpecialMapping, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -18,17 +18,17 @@ from store.events import PromptReceived
 from store.files import write_whole
 
 COMMONEST = 20  # n-grams that are listed
-BANDS = {"2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9+": (9, None)}
+BANDS = ("2", "3", "4", "5-8", "9+")  # of numbers of pieces
 
 
 def band_of(length: int) -> str:
     """Return the band of a number of pieces, 2 or more."""
-    return next(name for name, (_, last) in BANDS.items() if last is None or length <= last)
+    return "9+" if length > 8 else "5-8" if length > 4 else str(length)
 
 
-def ngrams_by_length(pair: Pair) -> dict[str, int]:
-    """Count the n-grams of the vocabularies per band of pieces."""
-    counts = Counter(band_of(len(pieces)) for pieces in pair.pieces if pieces and len(pieces) > 1)
+def count_bands(lengths: Iterable[int]) -> dict[str, int]:
+    """Count per band the tokens of several pieces, given the numbers of pieces of tokens."""
+    counts = Counter(band_of(length) for length in lengths if length > 1)
     return {name: counts[name] for name in BANDS}
 
 
@@ -49,18 +49,8 @@ class Coverage:
 
 def coverage(pair: Pair, tokens: Iterable[int]) -> Coverage:
     """Count a text's target tokens. A token with the same bytes as another one counts with that one's pieces."""
-    counts = Counter(len(pair.pieces[token] or pair.context[token]) for token in tokens)
-    bands = Counter[str]()
-    for length, count in counts.items():
-        if length > 1:
-            bands[band_of(length)] += count
-    return Coverage(counts.total(), counts[1], {name: bands[name] for name in BANDS}, counts[0])
-
-
-def commonest_ngrams(pair: Pair, tokens: Iterable[int], most: int) -> list[tuple[int, int]]:
-    """Return the most frequent n-grams of a text as (target id, count); of equals the smaller id first."""
-    counts = Counter(token for token in tokens if len(pair.pieces[token] or ()) > 1)
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
+    lengths = [len(pair.pieces[token] or pair.context[token]) for token in tokens]
+    return Coverage(len(lengths), lengths.count(1), count_bands(lengths), lengths.count(0))
 
 
 @dataclass(frozen=True)
@@ -112,9 +102,6 @@ class PairReport:
     digest: str
     specials: tuple[MappedSpecial, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class VocabularyReport(PairReport):
@@ -131,7 +118,7 @@ def describe_pair(target: Vocabulary, drafter: Vocabulary, words: Pair) -> PairR
         target_size=target.size,
         drafter_size=drafter.size,
         direct=words.direct,
-        ngrams=ngrams_by_length(words),
+        ngrams=count_bands(len(pieces or ()) for pieces in words.pieces),
         unspelt=words.unspelt,
         silent=silent(words),
         digest=words.digest,
@@ -146,14 +133,12 @@ def describe_pairs(models: Iterable[Models]) -> list[PairReport]:
 
 def write_pair_reports(path: Path, reports: Iterable[PairReport]) -> None:
     """Write the reports of all pairs of a run to a JSON file, for the dashboards."""
-    found = [report.to_json() for report in reports]
-    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
+    write_whole(path, (json.dumps(list(map(asdict, reports)), indent=1) + "\n").encode())
 
 
 def to_readable(spelt: bytes | None) -> str:
     """Format a token's bytes as one visible word: spaces as `▁`, line breaks and broken characters escaped."""
-    text = (spelt or b"").decode(errors="backslashreplace").replace(" ", "▁")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return to_printable((spelt or b"").decode(errors="backslashreplace").replace(" ", "▁"))
 
 
 def _describe_special(special: SpecialMapping, drafter: Vocabulary) -> MappedSpecial:
@@ -174,6 +159,7 @@ def make_report(config: Config) -> VocabularyReport:
         )
     words = pair(target, drafter, config.vocabulary.special)
     tokens = [token for text in texts for token in target.encode_text(text)]
+    counts = Counter(token for token in tokens if len(words.pieces[token] or ()) > 1)
     commonest = [
         CommonNgram(
             token,
@@ -181,7 +167,7 @@ def make_report(config: Config) -> VocabularyReport:
             tuple(to_readable(drafter.bytes_of(piece)) for piece in words.pieces[token] or ()),
             count,
         )
-        for token, count in commonest_ngrams(words, tokens, COMMONEST)
+        for token, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:COMMONEST]
     ]
     coverage_of_text = TextCoverage(
         sources=config.sources,

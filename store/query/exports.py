@@ -4,11 +4,11 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from store.errors import UsageError
+from store.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +41,24 @@ def to_json_value(value: Any, exact: int | None = None) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
+def list_values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
+    """Return the values of a column. Raises QueryError for a date or a time that Python cannot represent."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError) as error:
+        raise QueryError(
+            f"dates must be within years 1 to 9999, and times whole microseconds, but a value is not ({error}); "
+            "cast it to VARCHAR"
+        ) from error
+
+
+def list_rows(table: "pa.Table", exact: int | None = None) -> Iterator[list[Any]]:
+    """Yield the values of each row, converted by `to_json_value`. Raises as `list_values`."""
+    for batch in table.to_batches():
+        for values in zip(*map(list_values, batch.columns), strict=True):
+            yield [to_json_value(value, exact) for value in values]
+
+
 def export_rows(table: "pa.Table", kind: str) -> bytes:
     """Return the content of a file with the rows of a table; `kind` is a key of `MEDIA_TYPES`.
 
@@ -52,13 +70,12 @@ def export_rows(table: "pa.Table", kind: str) -> bytes:
     if kind == "parquet":
         return _to_parquet(table)
     if kind == "json":
-        rows = [{name: to_json_value(value) for name, value in row.items()} for row in table.to_pylist()]
+        rows = [dict(zip(table.schema.names, values, strict=True)) for values in list_rows(table)]
         return json.dumps(rows, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(map(_csv_field, table.schema.names))
-    columns = [column.to_pylist() for column in table.columns]
-    writer.writerows([_csv_field(to_json_value(value)) for value in row] for row in zip(*columns, strict=True))
+    writer.writerows(map(_csv_field, row) for row in list_rows(table))
     return text.getvalue().encode(errors="backslashreplace")
 
 

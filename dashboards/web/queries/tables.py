@@ -5,9 +5,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from store.errors import QueryError, UsageError
-from store.query.exports import export_rows
-from store.query.exports import to_json_value as plain_value
+from store.errors import UsageError
+from store.query.exports import list_rows, to_json_value
 from store.query.log_reader import VIEWS, LogReader, recipes
 from store.query.rates import Acceptance
 from store.query.views import quote_text
@@ -58,7 +57,7 @@ def columns(table: "pa.Table") -> dict[str, list[Any]]:
 
 def plain(value: Any) -> Any:
     """Convert a value to JSON types, with large integers as text."""
-    return plain_value(value, EXACT)
+    return to_json_value(value, EXACT)
 
 
 def acceptance_of(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -116,26 +115,14 @@ def run_query(log: LogReader, query: str, seconds: float) -> dict[str, Any]:
     """
     began = perf_counter()
     table = log.select(query, most=MOST, seconds=seconds)
-    try:
-        shown = [[plain(column[row].as_py()) for column in table.columns] for row in range(min(SHOWN, table.num_rows))]
-    except (OverflowError, ValueError) as error:
-        raise QueryError("dates must be within years 1 to 9999; cast others to VARCHAR") from error
     return {
         "columns": table.schema.names,
         "types": [str(field.type) for field in table.schema],
-        "rows": shown,
+        "rows": list(list_rows(table.slice(0, SHOWN), EXACT)),
         "total": table.num_rows,
         "more": table.num_rows == MOST,
         "seconds": perf_counter() - began,
     }
-
-
-def export_query(log: LogReader, query: str, kind: str, seconds: float) -> bytes:
-    """Run a query as `run_query` and return its first `MOST` rows as a file of `store.query.exports`."""
-    try:
-        return export_rows(log.select(query, most=MOST, seconds=seconds), kind)
-    except (OverflowError, ValueError) as error:
-        raise QueryError("dates must be within years 1 to 9999; cast others to VARCHAR") from error
 
 
 def read_prompts(

@@ -6,8 +6,8 @@ from tokenizer_making import byte_level, space_mark
 from pipeline.reports.vocab_report import (
     BANDS,
     band_of,
+    count_bands,
     coverage,
-    ngrams_by_length,
     silent,
 )
 from stages.vocabulary.pair import Pair, pair
@@ -37,7 +37,7 @@ def test_every_length_has_one_band(length: int, band: str):
 
 
 def test_every_token_is_direct_an_ngram_unspelt_or_never_proposed(target: Vocabulary, words: Pair):
-    ngrams = sum(ngrams_by_length(words).values())
+    ngrams = sum(count_bands(len(pieces or ()) for pieces in words.pieces).values())
     assert words.direct + ngrams + words.unspelt + silent(words) == target.size
     assert silent(words) == 1, "<mark>"
 
