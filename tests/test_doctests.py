@@ -11,7 +11,7 @@ PACKAGES = ("pipeline", "stages", "store", "dashboards")
 
 # Modules that are hard to read without a worked example.
 EXPECTED = (
-    "pipeline.config.routing",
+    "pipeline.config.settings",
     "stages.verification.chain_decisions",
     "stages.contract.snapshot",
     "stages.decode",

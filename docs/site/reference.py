@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pipeline
+from pipeline.cli.config import format_line
 from pipeline.config.environment import variable_of
 from pipeline.config.settings import Config, settings
-from pipeline.config.toml_output import format_line
 
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
 TYPES = {"string": "a text", "integer": "a whole number", "number": "a number", "array": "a list of texts"}

@@ -10,11 +10,10 @@ from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import DrafterModels
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.config.settings import Config
-from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
+from pipeline.learning.publisher import DrafterFiles, FolderPublisher, NoPublisher, Numbers, Origin
 from stages.distill import Distill, Distiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
 from stages.drafting.target_states import TargetStates, read_version_weights

@@ -276,7 +276,7 @@ def compare(
             done = comparing.compare(config, sides, prompts, uri, Path(scratch), progress)
         if json_file != STANDARD_OUTPUT:
             print(comparing.describe_result(done))
-            print_table(comparing.table_heads(done), comparing.table_rows(done))
+            print_table(("", *done.sides, "change", "95% interval"), comparing.table_rows(done))
         _write_json(done.to_json(), json_file)
         if not no_publish and None not in done.numbers:
             _record(done, uri, name, (began, time.time()), Path(scratch) / "comparison.json")

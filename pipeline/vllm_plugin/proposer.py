@@ -9,12 +9,14 @@ Shapes: R rows of the batch, M tokens of the longest text.
 import atexit
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import wraps
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +31,14 @@ from pipeline.vllm_plugin.engine import (
     make_costs,
     make_textless_recorder,
 )
-from pipeline.vllm_plugin.runner_requests import read_requests, wrap_runner
-from pipeline.vllm_plugin.sequences import EngineRow
+from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings, read_settings
 from store.errors import UsageError
 from store.events import Event
+
+RUNNER = "vllm.v1.worker.gpu_model_runner"  # of the V1 runner, and base of those of other devices
+WRAPPED = "passes_runner_to_proposer"
+
 
 LOG = logging.getLogger("omnidraft.vllm")
 
@@ -195,4 +200,56 @@ def find_facts(vllm_config: Any) -> EngineFacts:
         vllm_config.speculative_config.num_speculative_tokens,
         vllm_config.scheduler_config.max_num_seqs,
         frozenset(ids),
+    )
+
+
+class BatchRequests(NamedTuple):
+    """The requests of an engine."""
+
+    rows: list[RowRequest]  # those of the batch, in its order
+    waiting: frozenset[str]  # ids of all that have not ended, also of those that are in the batch or were preempted
+    greedy: bool  # whether all of these are greedy
+
+
+def wrap_runner() -> None:
+    """Let vLLM's runner call its proposer's `receive_runner`, if it has that method, before it calls for drafts: the
+    method `custom_class` passes no requests. An entry point of vLLM would run in every process of every vLLM of the
+    environment. May be called again.
+    """
+    runner = sys.modules[RUNNER].GPUModelRunner
+    propose = runner.propose_draft_token_ids
+    if hasattr(propose, WRAPPED):
+        return
+
+    @wraps(propose)
+    def propose_with_runner(self: Any, *given: Any, **named: Any) -> Any:
+        receive = getattr(getattr(self, "drafter", None), "receive_runner", None)
+        if receive is not None:
+            receive(self)
+        return propose(self, *given, **named)
+
+    setattr(propose_with_runner, WRAPPED, True)
+    runner.propose_draft_token_ids = propose_with_runner
+
+
+def read_requests(runner: Any, rows: int, longest: int) -> BatchRequests:
+    """Return the requests of vLLM's `GPUModelRunner`, whose batch has this many rows. Raises `AttributeError`,
+    `KeyError` or `TypeError` if it is not as that of the tested versions.
+    """
+    states, names = runner.requests, runner.input_batch.req_ids
+    if len(names) != rows:
+        raise TypeError(f"{len(names)} requests for {rows} rows")
+    greedy = not any(state.sampling_params.temperature > 0 for state in states.values())
+    return BatchRequests([_read_request(name, states[name], longest) for name in names], frozenset(states), greedy)
+
+
+def _read_request(name: str, state: Any, longest: int) -> RowRequest:
+    wishes = state.sampling_params
+    most = longest if wishes.max_tokens is None else state.num_prompt_tokens + wishes.max_tokens
+    return RowRequest(
+        name,
+        min(longest, most),
+        frozenset(wishes.stop_token_ids or ()),
+        wishes.ignore_eos,
+        "stop" if wishes.stop else "cancelled",  # vLLM aborts a request whose text has a stop string
     )

@@ -21,8 +21,7 @@ from store.events import VersionPublished
 from store.log.manifest import MANIFEST as LOG_MANIFEST
 from store.log.manifest import Manifest, read_manifest
 from store.log.partitions import LEARNER, log_folders, partition_folder
-from store.registry.curves import Curves
-from store.registry.log_points import LogPoints, Logs, Point, RowReader
+from store.registry.log_points import Curves, LogPoints, Logs, Point, RowReader
 from store.registry.mlflow_client import (
     IDENTITY,
     connect,

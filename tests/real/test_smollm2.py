@@ -26,7 +26,7 @@ from benchmarks.studies.messages import collect_messages
 from pipeline.assembly import probe
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import examples_of, probe_of
-from pipeline.config.toml_output import format_settings
+from pipeline.cli.config import format_settings
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from pipeline.serve.http.api import make_app

@@ -16,7 +16,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from pipeline.vllm_plugin.runner_requests import RUNNER
+from pipeline.vllm_plugin.proposer import RUNNER
 from stages.engine.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40

@@ -10,12 +10,14 @@ from replaying import Command, config_of
 from tiny_pair import TinyPair
 
 from pipeline.bench import comparison
-from pipeline.bench.arms import SETTINGS, BenchArm, make_arms
 from pipeline.bench.comparison import (
+    SETTINGS,
     ArmComparison,
     ArmResult,
+    BenchArm,
     Ratio,
     choose_prompts,
+    make_arms,
     make_verdict,
     run_rounds,
     summarize,

@@ -8,8 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli.app import app
-from pipeline.cli.help import EXAMPLES, GROUPS
+from pipeline.cli.app import EXAMPLES, GROUPS, app
 
 ROOT = typer.main.get_command(app)
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from benchmarks.studies.messages import collect_messages
 from pipeline.cli.app import app
+from pipeline.cli.config import format_sample
 from pipeline.config.cli_options import parse_settings
 from pipeline.config.environment import read_environment, variable_of
 from pipeline.config.settings import Config, load, settings
-from pipeline.config.toml_output import format_sample
 from store.errors import ConfigError, UsageError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.config.routing import TargetRouter
+from pipeline.config.settings import TargetRouter
 from store.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.cli.config import format_settings
 from pipeline.config.settings import Config, load, settings
-from pipeline.config.toml_output import format_settings
 from store.errors import ConfigError
 
 

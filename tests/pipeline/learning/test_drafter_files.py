@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.learning.drafter_files import DrafterFiles
+from pipeline.learning.publisher import DrafterFiles
 from store.registry.version_folder import ManifestFields, open_version, seal
 
 FIELDS = ManifestFields(

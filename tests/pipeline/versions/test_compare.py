@@ -26,15 +26,18 @@ from pipeline.versions import compare as comparing
 from pipeline.versions import sides as compare_build
 from pipeline.versions.compare import (
     FIRST_PROMPTS,
+    MIN_PROMPTS,
     Comparison,
+    PairedMetric,
+    PassageCounts,
     compare,
+    compare_counts,
     describe_result,
     make_comparison_config,
     read_prompts,
     table_rows,
 )
 from pipeline.versions.sides import Side, describe_equal, find_common_target, open_sides, require_free
-from pipeline.versions.statistics import MIN_PROMPTS, PairedMetric, PassageCounts, compare_counts
 from store.errors import CorruptError, ModelError, SourceError, UsageError
 from store.events import PromptReceived
 from store.registry.registry import list_versions

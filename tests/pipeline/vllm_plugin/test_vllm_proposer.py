@@ -10,8 +10,7 @@ import pytest
 from fake_vllm import FakeRunner, NothingDrafted, Wishes, complete, fake_config, phrases, put_vllm
 from places import ROOT
 
-from pipeline.vllm_plugin.proposer import OmnidraftProposer, check_version
-from pipeline.vllm_plugin.runner_requests import read_requests, wrap_runner
+from pipeline.vllm_plugin.proposer import OmnidraftProposer, check_version, read_requests, wrap_runner
 from pipeline.vllm_plugin.sequences import RowRequest
 from store.errors import ConfigError
 

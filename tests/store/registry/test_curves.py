@@ -5,7 +5,7 @@ from event_making import make_completed, make_drifted, make_published, make_upda
 
 from store.events import PromptCompleted, Updated
 from store.query.rates import Acceptance
-from store.registry.curves import WINDOW, Curves, describe_step
+from store.registry.log_points import WINDOW, Curves, describe_step
 from store.registry.registered_version import metric_key
 from store.registry.run_description import numbers_of
 
