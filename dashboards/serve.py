@@ -9,7 +9,7 @@ from dashboards.plots import run_command
 from store.errors import UsageError
 from store.hosts import is_loopback, listen
 from store.log.manifest import read_manifest
-from store.repeated_warnings import limit_warnings
+from store.log_records import limit_warnings
 
 HOST, PORT = "127.0.0.1", 8050  # the pages have no password, so no other machine may see them
 

@@ -4,7 +4,7 @@ The file shows the first prompt, those around each drift, and the last. It needs
 """
 
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -16,35 +16,27 @@ from store.query.log_reader import LogReader
 HERE = Path(__file__).parent / "web"
 PROMPTS = 12  # prompts on the page, by default
 
-_BOUNDS = 'SELECT min("offset") AS first, max("offset") AS last FROM prompts'
-_DRIFTS = "SELECT \"offset\", changed_at FROM drifts WHERE action IN ('reset', 'recall') ORDER BY seq"
-_NEAR = """
-    SELECT wanted, {choice}("offset") AS "offset" FROM prompts, unnest({wanted}::BIGINT[]) AS of(wanted)
-    WHERE "offset" {comparison} wanted GROUP BY wanted ORDER BY wanted
+# Of each drift: the last prompt before the change, the prompt with the alarm, and the one after it.
+_CHOSEN = """
+    WITH wanted AS (
+        SELECT -1 AS seq, 0 AS place, min("offset") AS "offset" FROM prompts
+        UNION ALL SELECT -1, 1, max("offset") FROM prompts
+        UNION ALL SELECT seq, unnest([0, 1, 2]), unnest([
+            (SELECT max("offset") FROM prompts WHERE "offset" < changed_at), "offset",
+            (SELECT min("offset") FROM prompts WHERE prompts."offset" > drifts."offset")
+        ]) FROM drifts WHERE action IN ('reset', 'recall')
+    ),
+    chosen AS (
+        SELECT "offset" FROM wanted SEMI JOIN prompts USING ("offset")
+        GROUP BY "offset" ORDER BY min((seq, place)) LIMIT {prompts}
+    )
+    SELECT "offset" FROM chosen ORDER BY "offset"
 """
 
 
 def choose_offsets(log: LogReader, prompts: int = PROMPTS) -> list[int]:
-    """Offsets of up to `prompts` completed prompts in stream order: the first, the last, and those around each drift.
-
-    For a drift these are the last prompt before the change, the prompt with the alarm, and the one after it.
-    """
-    (bounds,) = log.select(_BOUNDS).to_pylist()
-    if bounds["first"] is None or prompts < 1:
-        return []
-    drifts = log.select(_DRIFTS).to_pylist()
-    before = _find_nearest(log, "max", "<", [drift["changed_at"] for drift in drifts])
-    after = _find_nearest(log, "min", ">", [drift["offset"] for drift in drifts])
-    places = [(before.get(drift["changed_at"]), drift["offset"], after.get(drift["offset"])) for drift in drifts]
-    wanted = dict.fromkeys([bounds["first"], bounds["last"], *(place for three in places for place in three)])
-    known = _find_nearest(log, "max", "=", [offset for offset in wanted if offset is not None])
-    return sorted([offset for offset in wanted if offset in known][:prompts])
-
-
-def _find_nearest(log: LogReader, choice: str, comparison: str, wanted: Iterable[int]) -> dict[int, int]:
-    """Nearest completed prompt on one side of each wanted offset, by wanted offset."""
-    query = _NEAR.format(choice=choice, comparison=comparison, wanted=list(dict.fromkeys(wanted)))
-    return {row["wanted"]: row["offset"] for row in log.select(query).to_pylist()}
+    """Offsets of up to `prompts` completed prompts, in stream order: the first, the last, those around each drift."""
+    return [row["offset"] for row in log.select(_CHOSEN.format(prompts=max(0, prompts))).to_pylist()]
 
 
 def render(completions: Sequence[Completion], title: str) -> str:

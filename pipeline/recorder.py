@@ -14,7 +14,7 @@ from stages.contract.blocks import (
     SequenceState,
     Verdict,
 )
-from stages.sampling.raw_values import RawValues
+from stages.sampling.logprobs import RawValues
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 

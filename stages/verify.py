@@ -21,9 +21,8 @@ from stages.learn.examples.teacher import TrieTeacher
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
-from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.logprobs import RawValues, RejectedPlace, TokenLogprobs, compute_logprobs, compute_raw_values
 from stages.sampling.params import SamplingParams
-from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_values
 from stages.verification.chain_decisions import decide
 from stages.verification.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.verification.rules import Levels, Rule

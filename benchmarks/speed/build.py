@@ -28,7 +28,7 @@ from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Publisher
 from pipeline.loop import Loop
 from pipeline.run.committer import Committer
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from pipeline.run.rounds import LoopInRounds, Records
 from stages.contract.snapshot import State
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer

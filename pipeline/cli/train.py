@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,7 @@ def train(
         training = LogTraining(made, logs, run_folder, newest=newest, mirror=mirror)
         summary = training.run(passes, show)
     if as_json:
-        print(json.dumps({"run": mirror.name, **summary.to_json()}, indent=2))
+        print(json.dumps({"run": mirror.name, **asdict(summary)}, indent=2))
     else:
         _print(summary)
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})

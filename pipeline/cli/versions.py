@@ -133,7 +133,7 @@ def promote(
 ) -> None:
     """Make a version the champion, the one that `models:/NAME@champion` means, after every file was checked."""
     from store.registry.registry import fetch_version
-    from store.registry.retention import promote as put_forward
+    from store.registry.registry import promote as put_forward
 
     name, chosen = _choose_version(uri := store_of(mlflow_uri, runs), name, number)
     with TemporaryDirectory() as scratch:
@@ -147,7 +147,7 @@ def promote(
 @versions_group.command()
 def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = None) -> None:
     """Make the champion before the present one the champion again."""
-    from store.registry.retention import rollback as step_back
+    from store.registry.registry import rollback as step_back
 
     name = choose_model(uri := store_of(mlflow_uri, runs), name)
     lost, found = step_back(uri, name)
@@ -178,7 +178,7 @@ def sync(
     as_json: PrintJsonOption = False,
 ) -> None:
     """Send to MLflow what it lacks of runs, as after an outage. Their folders have everything and do not change."""
-    from store.registry.retention import prune
+    from store.registry.registry import prune
 
     if dry_run and keep is None:
         raise UsageError("--dry-run needs --keep, the number of newest versions that would stay")

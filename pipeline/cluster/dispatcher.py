@@ -13,7 +13,7 @@ from pipeline.cluster.worker import TargetInfo, WorkerReport
 from pipeline.cluster.worker_pool import ActorLost, Message, WorkerPool, WorkerReady, WorkerState, WorkReported
 from pipeline.learner_service.service import LearnerConfig
 from pipeline.reports.progress import Display
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from pipeline.sources.position import Prefetcher, SourcePosition
 from store.errors import RunError
 from store.events import PromptReceived, PromptRejected

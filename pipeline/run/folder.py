@@ -11,8 +11,8 @@ from store.log.lock import LOCK, OWNER, RunLock
 from store.log.manifest import has_manifest, read_manifest
 from store.log.partitions import PARTITIONS
 from store.log.run_log import Mirror
-from store.object_store.mirror import place_of
-from store.object_store.uri import uri_of
+from store.object_store.mirror import mirror_of
+from store.object_store.uri import cache_folder, uri_of
 from store.registry.registry import default_uri
 
 RUNS = Path("runs")  # where runs go that are given no folder
@@ -35,8 +35,10 @@ def open_run(run: Path, *, new: bool = False) -> tuple[Path, Mirror]:
     """Return the working folder and the mirror of a run, given its folder or its URI on an object store. The commits on
     the object store are downloaded.
     """
-    folder, mirror = place_of(run)
-    if uri_of(run):
+    uri = uri_of(run)
+    folder = cache_folder("runs", uri) if uri else run
+    mirror = mirror_of(folder, uri)
+    if uri:
         there = mirror.manifest() if new else None
         if there and there.finished:
             raise RunError(f"{mirror.name} holds a finished run; name another place with --run")

@@ -15,7 +15,7 @@ from pipeline.assembly.models import Models
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.loop import Loop, TargetRunner, UnfitPromptError
 from pipeline.run.committer import Committer
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from pipeline.serve.messages import (
     NO_PREFIXES,
     ChunkListener,

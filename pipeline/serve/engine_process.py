@@ -168,32 +168,29 @@ class _RequestHandler:
 
 def run_engine(parent: Parent, setup: EngineSetup) -> None:
     """Serve a run in the engine's process until a call of `close`. Raises the error that stops the engine."""
-    with closing(_Sender(parent)) as sender:
-        _serve(parent, setup, sender)
 
-
-def _serve(parent: Parent, setup: EngineSetup, sender: _Sender) -> None:
     def send_event(event: Event) -> None:
         if isinstance(event, COUNTED):
             sender.send(event)
 
-    setup, folder, mirror = setup.open()
-    server = ServerRun(setup.config, folder, send_event, resume=setup.resume, mirror=mirror)
-    with server:
-        engine = server.engine
-        handler, last = _RequestHandler(engine, sender.send), engine.read_status()
-        tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
-        sender.send(EngineReady(tokens, last))
-        while engine.failure is None:
-            if parent.poll(POLL_SECONDS):
-                call: EngineCall = parent.receive()
-                if call.method == "close":
-                    server.grace_seconds = call.arguments[0]
-                    return
-                handler.handle(call)
-            if (status := engine.read_status()) != last:
-                sender.send(last := status)
-        raise engine.failure
+    with closing(_Sender(parent)) as sender:
+        setup, folder, mirror = setup.open()
+        server = ServerRun(setup.config, folder, send_event, resume=setup.resume, mirror=mirror)
+        with server:
+            engine = server.engine
+            handler, last = _RequestHandler(engine, sender.send), engine.read_status()
+            tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
+            sender.send(EngineReady(tokens, last))
+            while engine.failure is None:
+                if parent.poll(POLL_SECONDS):
+                    call: EngineCall = parent.receive()
+                    if call.method == "close":
+                        server.grace_seconds = call.arguments[0]
+                        return
+                    handler.handle(call)
+                if (status := engine.read_status()) != last:
+                    sender.send(last := status)
+            raise engine.failure
 
 
 class EngineDownError(BusyError):

@@ -1,7 +1,7 @@
 """One training from logs: the texts of earlier runs become a drafter version, in a run of its own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,8 +13,7 @@ from pipeline.assembly.stages import Drafting, make_drafting, make_teacher
 from pipeline.assembly.training import GATE_EVERY, OFFLINE_WINDOW, make_distillers
 from pipeline.config.settings import Config, load
 from pipeline.learning.publisher import Numbers
-from pipeline.run.context import RunContext
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink, RunContext
 from pipeline.run.folder import CONFIG, mlflow_of
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT
 from pipeline.run.signals import stop_on_signals
@@ -62,9 +61,6 @@ class TrainingSummary:
     training_seconds: float
     stopped: bool  # whether a signal ended the training early
     version: str | None  # folder of the published version, relative to the run's; None if nothing is published
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def make_training_config(logs: Sequence[Path], overrides: Mapping[str, object], base: Config | None = None) -> Config:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from stages.ngrams.trie import Node
-from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.logprobs import RawValues, TokenLogprobs
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
-from stages.sampling.raw_values import RawValues
 from stages.sampling.transforms import LogitTransform
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Origin, Outcome, Translation

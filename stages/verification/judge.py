@@ -25,7 +25,7 @@ from stages.contract.blocks import (
 )
 from stages.contract.stage import Stage
 from stages.learn.examples.top_distributions import TopDistributions
-from stages.sampling.raw_values import RawValues
+from stages.sampling.logprobs import RawValues
 from stages.verification.emitted_tokens import emitted_tokens, truncate
 from stages.verification.rules import Levels, Rule, option_members
 from store.events import Origin, Outcome

@@ -278,12 +278,6 @@ def replace_previous(run_folder: Path) -> None:
     edit_manifest(run_folder, lambda manifest: manifest)
 
 
-def require_open(run_folder: Path, manifest: Manifest) -> None:
-    """Raise `RunError` if a log is finished, for example closed by a process that took this one for dead."""
-    if manifest.finished:
-        raise RunError(f"the log of {run_folder} must be open to be written to, but it is finished; begin a new run")
-
-
 def part_path(run_folder: Path, part: Part) -> Path:
     """Return the path of a part."""
     return run_folder / MANIFEST.parent / part.file

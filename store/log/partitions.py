@@ -74,15 +74,10 @@ def committed_at(run_folder: Path) -> float:
     return max(times, default=0.0)
 
 
-def worker_folder(run_folder: Path, number: int) -> Path:
-    """Return the folder of the partition of a worker with this number."""
-    return partition_folder(run_folder, f"{_WORKER}{number:03d}")
-
-
 def create_worker_partition(run_folder: Path) -> Path:
     """Create the partition of one more worker. Its empty log can be closed before the worker writes to it."""
     number = max((int(folder.name.removeprefix(_WORKER)) for folder in worker_folders(run_folder)), default=-1) + 1
-    return open_partition(run_folder, worker_folder(run_folder, number).name)
+    return open_partition(run_folder, f"{_WORKER}{number:03d}")
 
 
 def open_partition(run_folder: Path, name: str) -> Path:

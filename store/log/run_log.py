@@ -34,7 +34,6 @@ from store.log.manifest import (
     edit_manifest,
     has_manifest,
     replace_previous,
-    require_open,
 )
 from store.log.partitions import partition_folder
 from store.log.parts import PartWriter, last_number, newest_number
@@ -272,7 +271,10 @@ class _LogFiles:
 
         def add_commit(manifest: Manifest) -> Manifest:
             nonlocal previous
-            require_open(self._run_folder, manifest)
+            if manifest.finished:  # for example closed by a process that took this one for dead
+                raise RunError(
+                    f"the log of {self._run_folder} must be open to be written to, but it is finished; begin a new run"
+                )
             previous = manifest.checkpoint
             tables = {table: (*manifest.tables[table], *written[table]) for table in TABLES}
             return replace(

@@ -317,13 +317,6 @@ class ObjectMirror(Mirror):
             )
 
 
-def place_of(run: Path) -> tuple[Path, Mirror]:
-    """Return the local folder of a run that a command line names, and the mirror of its commits."""
-    uri = uri_of(run)
-    local = cache_folder("runs", uri) if uri else run
-    return local, mirror_of(local, uri)
-
-
 def mirror_of(local: Path, uri: str | None) -> Mirror:
     """Return the mirror of the commits in a run's local folder; without a URI, one that copies nothing."""
     return ObjectMirror(local, uri) if uri else Mirror(local)

@@ -134,16 +134,13 @@ def _section(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _speed_and_rates(row: Mapping[str, Any]) -> dict[str, Any]:
-    speed = {"tokens_per_second": _round_value(row.get("tokens_per_second"), 2)}
-    return speed | _acceptance(row) | {name: _round_value(row.get(name), 4) for name in _RATES}
-
-
-def _acceptance(row: Mapping[str, Any]) -> dict[str, Any]:
     found = Acceptance(row.get("accepted", 0), row.get("judged", 0))
     return {
+        "tokens_per_second": _round_value(row.get("tokens_per_second"), 2),
         "acceptance_rate": _round_value(found.rate, 4),
         "acceptance_interval": [round(end, 4) for end in found.interval] if found.interval else None,
         "judged_tokens": found.judged,
+        **{name: _round_value(row.get(name), 4) for name in _RATES},
     }
 
 

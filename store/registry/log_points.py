@@ -178,11 +178,7 @@ class LogPoints:
         self._began, self._curves = began, Curves(targets)
         self._rows, self._times = RowReader(), dict[int, int]()  # times of prompts by offset
         self._waiting: tuple[deque[Updated | Drifted], ...] = (deque(), deque())  # updates, and drifts
-        self._last = began
-
-    @property
-    def last_time(self) -> int:
-        return self._last
+        self.last_time = began  # of a prompt
 
     def read(self, logs: Logs, *, ended: bool) -> Iterator[Point]:
         """Yield the points of what was committed since the last call. `ended`: the run will commit nothing more."""
@@ -208,14 +204,14 @@ class LogPoints:
     def _add_prompt(self, prompt: PromptCompleted) -> Iterator[Point]:
         self._curves.add_prompt(prompt)
         when = self._began + round(1000 * prompt.finished)
-        self._times[prompt.offset] = self._last = when
+        self._times[prompt.offset] = self.last_time = when
         if len(self._times) > _MOST_TIMES:
             self._times = dict(list(self._times.items())[_MOST_TIMES // 2 :])
         for key, value in self._curves.measure_prompts(prompt.target).items():
             yield Point(key, value, prompt.offset, when)
 
     def _add_step(self, event: Updated | Drifted) -> Iterator[Point]:
-        when = self._times.get(event.offset, self._last if not self._times else self._began)
+        when = self._times.get(event.offset, self.last_time if not self._times else self._began)
         for key, value in describe_step(event).items():
             if math.isfinite(value):
                 yield Point(key, value, event.offset, when)

@@ -20,26 +20,10 @@ def write_ngrams(path: Path, ngrams: Iterable[SavedNgram], pair: str) -> None:
     parquet.write_table(table.replace_schema_metadata({_PAIR: pair.encode()}), path, compression="zstd")
 
 
-def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
+def read_ngrams(path: Path, pair: str | None) -> list[SavedNgram]:
     """Read entries in the order in which they were saved. Raises VocabularyError if they were made for another pair of
-    vocabularies, CorruptError for another file.
+    vocabularies, unless `pair` is None, and CorruptError for another file.
     """
-    rows, found = _read_file(path)
-    if found != pair:
-        raise VocabularyError(
-            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "
-            f"{found[:12] or 'none'}; start with an empty cache, or use the target and drafter that it belongs to"
-        )
-    return rows
-
-
-def list_ngrams(path: Path) -> list[SavedNgram]:
-    """Read the entries of any pair of vocabularies, to be displayed. Raises `CorruptError` as `read_ngrams`."""
-    return _read_file(path)[0]
-
-
-def _read_file(path: Path) -> tuple[list[SavedNgram], str]:
-    """Read the entries, and the digest of their pair."""
     try:
         table = parquet.read_table(path)
         found = (table.schema.metadata or {}).get(_PAIR, b"").decode()
@@ -50,4 +34,9 @@ def _read_file(path: Path) -> tuple[list[SavedNgram], str]:
             f"{path} must be a saved n-gram cache, but it cannot be read: {error}; "
             "delete it to start with an empty cache"
         ) from error
-    return rows, found
+    if pair not in (None, found):
+        raise VocabularyError(
+            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "
+            f"{found[:12] or 'none'}; start with an empty cache, or use the target and drafter that it belongs to"
+        )
+    return rows

@@ -16,8 +16,8 @@ from stages.contract.blocks import (
     TokenTree,
     Verdict,
 )
+from stages.sampling.logprobs import RawValues
 from stages.sampling.random_source import SeededRandomSource
-from stages.sampling.raw_values import RawValues
 from store.events import BlockDone, DraftSource, Origin, Outcome, PromptRejected, TokenDecision, Translation
 
 WORDS = {10: b"to", 11: b"day", 12: b"\xe2\x82", 13: None}

@@ -2,7 +2,7 @@
 
 import logging
 
-from store.repeated_warnings import RepeatedWarnings, limit_warnings
+from store.log_records import RepeatedWarnings, limit_warnings
 
 
 def pass_record(warnings: RepeatedWarnings, message: str, level: int = logging.WARNING) -> str | None:

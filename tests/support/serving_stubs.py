@@ -11,7 +11,7 @@ from loop_doubles import StubDecode, StubDistill, StubDrift, StubDriftResponse, 
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Clock, Loop, Stages, TargetRunner
 from pipeline.recorder import Recorder
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import EncodedPrompt, GenerationRequest
 from pipeline.serve.request_queue import RequestQueue

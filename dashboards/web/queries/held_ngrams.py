@@ -12,7 +12,7 @@ from dashboards.web.queries.tables import read_statement, read_version_files, ro
 from dashboards.web.queries.tokens import visible
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
-from store.registry.ngram_file import SavedNgram, list_ngrams
+from store.registry.ngram_file import SavedNgram, read_ngrams
 
 NGRAM_FILE = "ngrams.parquet"  # in the folder of a version
 TOKENIZER_FILE = "tokenizer.json"  # of the drafter, there too
@@ -57,7 +57,7 @@ def _key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
 
 def _read_cache(path: Path) -> list[SavedNgram] | None:
     try:
-        return list_ngrams(path)
+        return read_ngrams(path, None)
     except CorruptError:
         return None
 

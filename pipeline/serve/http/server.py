@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pipeline.serve.http.errors import ApiError, encode_json
 from pipeline.serve.http.limits import Limits
 from store.hosts import BACKLOG, is_loopback
-from store.repeated_warnings import limit_warnings
+from store.log_records import limit_warnings
 
 if TYPE_CHECKING:
     from pipeline.serve.http.api import ActiveRequests

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_doubles import prompts_of, stub_loop
 
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from store.events import BlockDone, Event, PromptCompleted, TokenDecision
 
 

@@ -15,15 +15,14 @@ import pytest
 from loop_doubles import runner_of, stub_loop
 from registry_making import MODEL, new_store, publish_run
 
-from pipeline.run.event_sink import EventSink
+from pipeline.run.context import EventSink
 from store.events import PromptReceived
 from store.log.compaction import compact
 from store.log.run_log import Commit, RunLog
 from store.query.summary import write_summary
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_sync import RunSync
-from store.registry.registry import list_versions
-from store.registry.retention import prune
+from store.registry.registry import list_versions, prune
 from store.registry.run_description import RunDescription
 
 KEEP, PUBLISHED = 3, 4  # registered versions that stay, and those of a day

@@ -40,8 +40,7 @@ from pipeline.versions.compare import (
 from pipeline.versions.sides import Side, describe_equal, find_common_target, open_sides, require_free
 from store.errors import CorruptError, ModelError, SourceError, UsageError
 from store.events import PromptReceived
-from store.registry.registry import list_versions
-from store.registry.retention import promote
+from store.registry.registry import list_versions, promote
 from store.registry.version_folder import open_version, seal
 
 MODEL = "omnidraft-drafter"

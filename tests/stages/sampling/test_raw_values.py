@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.sampling.raw_values import RejectedPlace, compute_raw_values
+from stages.sampling.logprobs import RejectedPlace, compute_raw_values
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])

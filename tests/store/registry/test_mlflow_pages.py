@@ -23,8 +23,7 @@ from serving import HOST, free_port, wait_until_up
 
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
-from store.registry.registry import default_uri, find_only_model, list_versions
-from store.registry.retention import promote
+from store.registry.registry import default_uri, find_only_model, list_versions, promote
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -13,9 +13,8 @@ import pipeline
 from dashboards.web.registered import RegisteredNumbers
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
-from store.registry.registry import default_uri, fetch_version, list_versions
+from store.registry.registry import default_uri, fetch_version, list_versions, promote, rollback
 from store.registry.relocation import ARTIFACTS, adopt_artifacts
-from store.registry.retention import promote, rollback
 
 
 @pytest.fixture

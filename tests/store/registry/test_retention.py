@@ -10,8 +10,7 @@ from version_making import contents
 from store.errors import CorruptError, ModelError, UsageError
 from store.registry.mlflow_client import connect, model_id_of
 from store.registry.mlflow_comparisons import list_comparisons, record_comparison
-from store.registry.registry import fetch_version, list_versions, show_version
-from store.registry.retention import promote, prune, rollback
+from store.registry.registry import fetch_version, list_versions, promote, prune, rollback, show_version
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ from store.registry.mlflow_client import connect, is_transient
 from store.registry.mlflow_sync import RunSync, Sent
 from store.registry.mlflow_versions import dataset
 from store.registry.registered_version import metric_key, metric_name
-from store.registry.registry import default_uri, fetch_version, list_versions, show_version
-from store.registry.retention import prune
+from store.registry.registry import default_uri, fetch_version, list_versions, prune, show_version
 
 SOURCES = [("docs", "builtin:docs"), ("code", "builtin:code")]
 
