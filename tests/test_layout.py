@@ -259,13 +259,6 @@ def test_the_wheel_holds_the_packages_with_their_types_and_nothing_else():
     assert others == set(PACKAGES)
 
 
-def test_the_interface_only_defines_names_that_are_imported_on_first_use():
-    nodes = [node for node in tree_of(LAZY).body if not is_for_types(node)]
-    imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert imported == {"importlib", "typing"}
-    assert all(isinstance(node, ast.ImportFrom | ast.Expr | ast.Assign | ast.FunctionDef) for node in nodes)
-
-
 def test_test_files_have_unique_names():
     names = [Path(path).name for path in TESTS if not path.endswith("conftest.py")]  # pytest tells these apart
     assert {name for name in names if names.count(name) > 1} == set()

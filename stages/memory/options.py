@@ -2,8 +2,8 @@
 
 This and the growth of trees (`tree_growth.py`) is compiled by Numba. Between two passes of a target, whatever Python
 runs is read from memory again: in Python a search of three places took 130 microseconds, 3 to 5% of a small target's
-block, whether it found something or not. The same in plain functions, one idea each: `tests/support/plain_search.py`;
-`tests/stages/memory/test_search.py` compares every tree and chance.
+block, whether it found something or not. The same in plain functions, one idea each, is in
+`tests/stages/memory/test_search.py`, which compares every tree and chance.
 
 Shapes: T tokens of a text, B rows of a batch.
 """

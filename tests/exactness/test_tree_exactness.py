@@ -21,8 +21,7 @@ from whole_stages import PROMPT, Stages, admit, advance, batch_distribution, emi
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
-from stages.drafting.exploration import Exploration
-from stages.drafting.sources import SourceChooser
+from stages.drafting.sources import Exploration, SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.params import SamplingParams

@@ -16,10 +16,9 @@ from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, Choose
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, Costs, ReadPrompts, StageSeconds
-from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.selection import Selection
-from stages.drafting.sources import GAIN_EDGES, SourceChooser
+from stages.drafting.sources import GAIN_EDGES, Exploration, SourceChooser
 from stages.drafting.stopping import FixedLength
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.memory.calibration import own_cell

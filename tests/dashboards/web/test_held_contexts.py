@@ -7,7 +7,7 @@ import pytest
 from event_making import make_published
 from stream_making import decision, prompt, write
 
-from dashboards.web.queries.held_contexts import hash_contexts, list_held_contexts
+from dashboards.web.queries.memory import hash_contexts, list_held_contexts
 from stages.drafting.costs import Costs
 from stages.memory.ngram_table import context_hashes, scope_of
 from stages.memory.text_memory import TextMemory, TreeLimits, write_memory

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from stages.drafting.exploration import Exploration
+from stages.drafting.sources import Exploration
 from store.events import Action
 
 ACTIONS = tuple(Action)

@@ -10,7 +10,7 @@ from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.engine.models.huggingface import new_llama
 from stages.engine.models.language_model import LanguageModel
 from stages.ngrams.trie import Trie
-from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.logprobs import RejectedPlace, TokenLogprobs, compute_logprobs, compute_raw_values
 from stages.sampling.params import SamplingParams
 from stages.verification.parsing import parse
 from stages.verification.rules import TrieRule
@@ -93,3 +93,22 @@ def test_alternatives_that_are_impossible_are_left_out():
     assert first.logprob == pytest.approx(math.log(0.5))
     assert [token for token, _ in second.top] == [2]
     assert compute_logprobs(logits_NV, [2, 0], [0, 0])[0] == TokenLogprobs(2, first.logprob)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_all_types_give_the_values_of_float64(dtype: torch.dtype, *, gaps: bool):
+    logits_NV = torch.randn(5, 2 * 320, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 4
+    logits_NV[:, 300:310] = -torch.inf
+    logits_NV = logits_NV.to(dtype)
+    logits_NV = logits_NV[:, ::2] if gaps else logits_NV[:, :320]
+    probs_NV = logits_NV.double().softmax(-1)
+    entropies_N = torch.special.entr(probs_NV).sum(-1)
+    places = [RejectedPlace(4, 7, 9), RejectedPlace(1, None, 3), RejectedPlace(1, 153, 0)]
+    for place, found in zip(places, compute_raw_values(logits_NV, places), strict=True):
+        if place.proposed is None:
+            assert found.proposed is None
+        else:
+            assert found.proposed == pytest.approx(float(probs_NV[place.line, place.proposed]), rel=1e-5, abs=1e-9)
+        assert found.emitted == pytest.approx(float(probs_NV[place.line, place.emitted]), rel=1e-5, abs=1e-9)
+        assert found.entropy == pytest.approx(float(entropies_N[place.line]), rel=1e-5)

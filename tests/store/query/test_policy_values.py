@@ -6,7 +6,7 @@ from typing import Any
 
 from synthetic_runs import block, write_run
 
-from stages.drafting.exploration import Exploration
+from stages.drafting.sources import Exploration
 from store.events import Action, Event
 from store.query.log_reader import LogReader
 
