@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 
 
 @contextmanager

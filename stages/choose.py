@@ -10,8 +10,7 @@ from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
-from stages.drafting.exploration import NO_EXPLORATION, Choice, Exploration
-from stages.drafting.sources import SourceChooser
+from stages.drafting.sources import NO_EXPLORATION, Choice, Exploration, SourceChooser
 from stages.memory.text_memory import GrownTree, TextMemory
 from store.events import Action, DraftSource
 

@@ -20,9 +20,8 @@ from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
-from dashboards.web.queries.held_contexts import list_held_contexts
 from dashboards.web.queries.held_ngrams import add_spelling, list_held
-from dashboards.web.queries.memory import list_accepted, read_memory
+from dashboards.web.queries.memory import list_accepted, list_held_contexts, read_memory
 from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
 from dashboards.web.queries.tokens import read_completion

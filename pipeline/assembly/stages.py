@@ -12,10 +12,9 @@ from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
-from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.selection import Selection
-from stages.drafting.sources import SourceChooser
+from stages.drafting.sources import Exploration, SourceChooser
 from stages.drafting.stopping import CostStop, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.engine.models.huggingface import MAKING_MODULES

@@ -13,8 +13,7 @@ from pipeline.loop import DraftedBlock, TargetRunner
 from pipeline.vllm_plugin.pass_costs import PassCosts
 from pipeline.vllm_plugin.sequences import Departed, EngineRow, Recognised, RowRequest, SequenceTable
 from stages.contract.blocks import SequenceState
-from stages.drafting.exploration import Choice, Exploration
-from stages.drafting.sources import SourceChooser
+from stages.drafting.sources import Choice, Exploration, SourceChooser
 from stages.learn.examples.top_distributions import TopDistributions
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
