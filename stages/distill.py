@@ -47,6 +47,10 @@ class Distiller:
         """
         return ()
 
+    def learn_idle(self) -> tuple[Updated, ...]:
+        """Learn what waits for an update, now that time has become free; return the updates."""
+        return ()
+
     def reset_head(self) -> tuple[Updated, ...]:
         """After a drift: reset the head, drop its labels, and learn at the shortest interval again.
 
@@ -111,17 +115,23 @@ class Distill(Distiller):
         lessons = self.drafter.take_labels(example.target)
         return (*updated, *self._head_step(example, lessons)) if example.labels or lessons else updated
 
+    @override
+    def learn_idle(self) -> tuple[Updated, ...]:
+        updated = self._add_head_version(self.drafter.update_if_due())
+        lessons = [label for one in updated for label in self.drafter.take_labels(one.target)]
+        return (*updated, *self._head_step(updated[0], lessons)) if lessons else updated
+
     def _add_head_version(self, updated: Updated | None) -> tuple[Updated, ...]:
         return (replace(updated, head_version=self.head.version),) if updated else ()
 
-    def _head_step(self, example: TrainingExample, lessons: Sequence[AcceptanceLabel]) -> tuple[Updated, ...]:
+    def _head_step(self, last: TrainingExample | Updated, lessons: Sequence[AcceptanceLabel]) -> tuple[Updated, ...]:
         started = perf_counter()
         loss = self.head.study(lessons) if lessons else self.head.update()
         if loss is None:
             return ()
         step = Updated(
-            offset=example.offset,
-            target=example.target,
+            offset=last.offset,
+            target=last.target,
             part="head",
             loss_name="cross-entropy",
             loss=loss,

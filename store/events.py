@@ -259,7 +259,7 @@ class VersionPublished:
     version: int  # within the run, from 0; the first of each target is its baseline: the drafter as loaded
     target: str
     parent: int | None  # the previous version of the same target
-    reason: str  # "baseline", "interval", "drift" or "end"
+    reason: str  # "baseline", "interval", "drift", "idle" or "end"
     drafter_version: int
     head_version: int
     cache_version: int

@@ -1,6 +1,6 @@
 """What learns: the drafter's trainer, each target's head, and their schedules, as configured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable
@@ -14,8 +14,8 @@ from stages.learn.training.closed_form import OutputLayerTrainer
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.head_trainer import HeadTrainer
 from stages.learn.training.interval import BreakEvenInterval, UpdateInterval
-from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
-from stages.learn.training.update import TrainingConfig
+from stages.learn.training.scheduler import SAMPLED, InlineWorker, ThreadWorker, UpdateScheduler
+from stages.learn.training.update import Pace, TrainingConfig
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
@@ -44,7 +44,7 @@ def make_distillers(
     targets: Sequence[DrafterModels],
     heads: Sequence[AcceptanceHead],
     cost: float,
-    yield_cpu: Callable[[], None] = lambda: None,
+    pace: Pace | None = None,
     *,
     background: bool = True,
     offline: bool = False,
@@ -54,14 +54,14 @@ def make_distillers(
 
     Args:
         cost: see `piece_cost`.
-        yield_cpu: called between the parts of an update.
+        pace: when updates may compute; None for any time.
         background: whether updates are computed on a thread of their own; those of adapters never are.
         offline: whether the updates are those of a training from logs.
         prompts: of the whole stream, as far as is known.
     """
     if not config.learn.enabled:
         return [Distiller() for _ in targets]
-    learn, steps = config.learn, OFFLINE_STEPS if offline else STEPS
+    learn, steps, pace = config.learn, OFFLINE_STEPS if offline else STEPS, pace or Pace()
     lag = LAG if background and not learn.lora else 0
     training = TrainingConfig(
         rate=learn.rate,
@@ -78,13 +78,14 @@ def make_distillers(
     examples = learn.interval * (MOST_INTERVALS if in_closed_form else 1)
 
     def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
-        trainer = _make_trainer(config, sharing, training, yield_cpu)
+        trainer = _make_trainer(config, sharing, training, pace)
         interval = UpdateInterval(learn.interval)
         if learn.spacing == "paying":
             own = prompts * len(sharing) // len(targets)
             interval = BreakEvenInterval(learn.interval, steps, step_cost, config.batch, prompts=own)
         worker = ThreadWorker() if lag else InlineWorker()
-        return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker)
+        sampled = SAMPLED if background else 1  # the loop of another process asks for no prompt
+        return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, pace, sampled)
 
     def make_distill(scheduler: UpdateScheduler, head: AcceptanceHead) -> Distill:
         rate = TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE
@@ -95,13 +96,13 @@ def make_distillers(
 
 
 def _make_trainer(
-    config: Config, sharing: Sequence[DrafterModels], training: TrainingConfig, yield_cpu: Callable[[], None]
+    config: Config, sharing: Sequence[DrafterModels], training: TrainingConfig, pace: Pace
 ) -> DrafterTrainer:
     """Make what trains the weights that some targets share."""
     learn, drafter, vocabulary = config.learn, sharing[0].drafter, sharing[0].drafter_vocabulary
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     allowed = {models.name: draftable(config.draft, models.pair) for models in sharing}
-    arguments = drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, yield_cpu
+    arguments = drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, pace.yield_cpu
     if not learn.trains_output_layer:
         return DrafterTrainer(*arguments)
 

@@ -257,10 +257,10 @@ class CommitSettings(Section):
 class ServeSettings(Section):
     """Serving of live requests with `omnidraft serve`."""
 
-    learn: Literal["live", "shadow", "off"] = Field(
+    learn: Literal["live", "idle", "shadow", "off"] = Field(
         default="live",
-        description="Online learning from requests: 'live' applies updates at once, 'shadow' only publishes "
-        "versions, 'off' disables it.",
+        description="Online learning from requests: 'live' at any time, 'idle' only while no request runs, 'shadow' "
+        "publishes versions and changes nothing in service, 'off' disables it.",
     )
     waiting: int = Field(
         default=256, ge=1, description="Maximum number of queued requests; further requests get status 429."

@@ -108,8 +108,8 @@ class LLM:
         run: folder of a run, new or empty, that keeps a log of the requests, as `omnidraft serve` does. None: no log is
             left.
         learning: `off`, or as for `omnidraft serve`: `live` trains the drafter on the requests and takes updates into
-            service, `shadow` only publishes versions. Both need `run` and start a process: in a script, call `LLM`
-            below `if __name__ == "__main__":`.
+            service, `idle` does so only while no request runs, `shadow` only publishes versions. All need `run` and
+            start a process: in a script, call `LLM` below `if __name__ == "__main__":`.
         config: settings that the other arguments override, as for `replay`. `sampling` holds the defaults of requests.
             Where nothing is set, the temperature is 1 and `batch` 8, as for `omnidraft serve`.
         settings: any other setting by its name, those of a section as a mapping.

@@ -4,11 +4,12 @@
     post() -> bounded queue -> sending thread   =======>  on_prompt_completed()
     take_new_weights() <- receiving thread      <=======  a report: progress, events, a file of weights
 
-The learner's process has a lower priority and a budget of processor time. If it dies it is started again and continues
-from its last commit.
+The learner's process has a lower priority and, while requests run, a budget of processor time, which may be none. If it
+dies it is started again and continues from its last commit.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from typing_extensions import override
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
 from pipeline.learning.remote_learner import LearnerConnection
+from stages.learn.training.update import Pace
 from stages.learn.training.weight_update import Weights, read_weights, write_weights
 from store.child import Child, ChildError, KeptChild, Parent, RestartBudget
 from store.events import Event
@@ -34,7 +36,8 @@ EXAMPLE_LIMIT = 16  # waiting prompts from which on no training examples are col
 RESTARTS_WITHIN = 60.0  # seconds; a learner that ends twice within them is not restarted
 NICENESS = 10
 UNSENT_SECONDS = 10.0  # the learner waits this long for MLflow when it ends
-CLOSING = "closing"  # file in the scratch folder: the share of processor time no longer holds
+FREE = "free"  # file in the scratch folder: no request runs or ever will, so the budget does not hold
+POLL_SECONDS = 0.25  # between two looks for that file, and for further prompts
 
 
 @dataclass(frozen=True)
@@ -47,38 +50,49 @@ class ProcessReport:
     published: int | None  # number of the newest published version
 
 
-class CpuBudget:
-    """Limits the processor time of this process to a share of the wall time, by sleeping between steps of work.
+class CpuBudget(Pace):
+    """Limits the processor time of this process to a share of the wall time, by sleeping between steps of work, while
+    it is not free.
 
-    Unused time is not saved up: each `restart` starts a new count. The share is that of one core, above 0; with 1 or
-    more it never sleeps. `used` returns the processor time of the process, in seconds.
+    Unused time is not saved up: each `restart` starts a new count. The share is that of one core; with 0 it sleeps
+    until it is free, with 1 or more it never sleeps. `used` returns the processor time of the process, in seconds.
     """
 
     def __init__(
         self,
         share: float,
+        free: Callable[[], bool] = lambda: False,
         used: Callable[[], float] = time.process_time,
         now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._share, self._used_now, self._now, self._sleep = share, used, now, sleep
+        self._share, self._free, self._used_now, self._now, self._sleep = share, free, used, now, sleep
         self.restart()
+
+    @property
+    @override
+    def is_free(self) -> bool:
+        return self._free()
 
     def restart(self) -> None:
         """Start a new count, after a time without work."""
         self._used, self._began = self._used_now(), self._now()
 
+    @override
     def yield_cpu(self) -> None:
-        """Sleep until the processor time is within the share of the wall time. Called between two steps of work."""
-        owed = (self._used_now() - self._used) / self._share - (self._now() - self._began)
-        if owed > 0:
-            self._sleep(owed)
+        """Sleep until the processor time is within the share of the wall time, or it is free."""
+        began = self._now()
+        end = self._began + (self._used_now() - self._used) / self._share if self._share else math.inf
+        while (owed := end - self._now()) > 0 and not self._free():
+            self._sleep(min(owed, POLL_SECONDS))
+        self.slept += self._now() - began
         self.restart()
 
 
 class LearnerProcess(LearnerConnection):
-    """A connection to a learner in its own process. It may use this share of one core. `on_event` is called with each
-    event of the learner, on a thread of this object; `published` is the number of the newest published version so far.
+    """A connection to a learner in its own process. It may use this share of one core, and more while it is free; with
+    a share of 0 it computes only then. `on_event` is called with each event of the learner, on a thread of this object;
+    `published` is the number of the newest published version so far.
     """
 
     def __init__(
@@ -88,7 +102,7 @@ class LearnerProcess(LearnerConnection):
         self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
         self._waiting: deque[CompletedPrompt] = deque()
         self._change = threading.Condition()
-        self._closing = False
+        self._closing = self._is_free = False
         self._new_weights: Weights | None = None
         self.posted = self.dropped = self.handled = 0
         self._handled_before = 0  # by the processes before this one
@@ -108,8 +122,19 @@ class LearnerProcess(LearnerConnection):
 
     @property
     def accepts_examples(self) -> bool:
-        """Whether training examples should be collected: fewer than `EXAMPLE_LIMIT` prompts wait."""
-        return self.alive and self.lag < EXAMPLE_LIMIT
+        """Whether training examples should be collected: not where so many prompts wait that some will be dropped."""
+        return self.alive and self.lag < (EXAMPLE_LIMIT if self._share else QUEUE_LIMIT)
+
+    @property
+    def waits(self) -> bool:
+        """Whether prompts wait until the learner's time is free."""
+        return self.alive and self.lag > 0 and not self._share and not self._is_free
+
+    def set_free(self, free: bool) -> None:
+        """Tell the learner whether nothing else needs the processor, from its next step on. At first it is not so."""
+        if free != self._is_free:
+            self._is_free, file = free, Path(self._scratch.name, FREE)
+            file.touch() if free else file.unlink(missing_ok=True)
 
     @property
     def lag(self) -> int:
@@ -134,8 +159,7 @@ class LearnerProcess(LearnerConnection):
 
     def close(self, timeout: float) -> None:
         """Let the learner process waiting prompts without a budget, commit and end; kill it after `timeout` seconds."""
-        with suppress(FileNotFoundError):  # it was closed before
-            Path(self._scratch.name, CLOSING).touch()
+        self.set_free(True)
         with self._change:
             self._closing = True
             self._change.notify_all()
@@ -198,20 +222,26 @@ class LearnerProcess(LearnerConnection):
 
 
 def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: str) -> None:
-    budget, handled, closing = CpuBudget(share), 0, Path(scratch, CLOSING)
-
-    def yield_cpu() -> None:
-        if not closing.exists():
-            budget.yield_cpu()
-
-    with LearnerService(setup, yield_cpu=yield_cpu) as service:
+    free = Path(scratch, FREE)
+    budget, handled, caught_up = CpuBudget(share, free.exists), 0, False
+    budget.yield_cpu()  # it loads models and publishes the baseline, with no budget
+    with LearnerService(setup, budget) as service:
         parent.send(_make_report(service, handled, scratch))
-        while (finished := parent.receive()) is not None:
-            budget.restart()
-            service.on_prompt_completed(finished)
-            handled += 1
+        while True:
+            if parent.poll(POLL_SECONDS):
+                if (finished := parent.receive()) is None:
+                    break
+                budget.restart()
+                budget.yield_cpu()
+                service.on_prompt_completed(finished)
+                handled, caught_up = handled + 1, False
+            elif budget.is_free and not caught_up:
+                service.learn_idle()
+                caught_up = True
+            else:
+                continue
             parent.send(_make_report(service, handled, scratch))
-            yield_cpu()
+            budget.yield_cpu()
         service.pause(UNSENT_SECONDS)
         parent.send(_make_report(service, handled, scratch))
 

@@ -6,9 +6,9 @@ that a decision names is in the log, also when a process dies.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,11 +29,12 @@ from stages.contract.snapshot import State, load_state
 from stages.distill import read_weights
 from stages.engine.models.devices import set_threads
 from stages.learn.training.probe import ProbeResult
+from stages.learn.training.update import Pace
 from stages.learn.training.weight_update import Weights, export_weights
 from stages.ngrams.trie import build_direct_trie
 from stages.translate import cache_ngrams
 from stages.verification.rules import MODES
-from store.events import Event, VersionPublished
+from store.events import Event, Updated, VersionPublished
 from store.log.manifest import MANIFEST, PREVIOUS, RunKind, read_manifest
 from store.log.partitions import LEARNER, partition_folder
 from store.log.parts import completed_prompts
@@ -77,11 +78,10 @@ def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
 
 class LearnerService:
     """Learns from completed prompts in the order in which they arrive. Used by one thread. A context manager; without a
-    call of `end` the run can be resumed. It calls `yield_cpu` between the steps of an update, to keep within a budget
-    of processor time.
+    call of `end` the run can be resumed. `pace` decides when updates compute; None for any time.
     """
 
-    def __init__(self, setup: LearnerConfig, yield_cpu: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, setup: LearnerConfig, pace: Pace | None = None) -> None:
         self._setup, self._events = setup, list[Event]()
         self.published: int | None = None  # number of the newest published version
         self._seen: deque[int] = deque(maxlen=REPLAYED_PROMPTS)  # offsets, in the order of arrival
@@ -94,10 +94,10 @@ class LearnerService:
         )
         with ExitStack() as undo:
             undo.enter_context(self._run.open())
-            self._start(yield_cpu)
+            self._start(pace)
             self._exit = undo.pop_all()
 
-    def _start(self, yield_cpu: Callable[[], None]) -> None:
+    def _start(self, pace: Pace | None) -> None:
         run, setup, config = self._run, self._setup, self._setup.config
         set_threads(1)
         run.connect(config, setup.uri, setup.datasets)
@@ -107,7 +107,7 @@ class LearnerService:
         sizes = len(models.pair.pieces), models.drafter.vocabulary_size
         trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
-        (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu, background=False)
+        (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, pace, background=False)
         probe = probe_of(models, setup.probe, config.batch) if setup.probe else ProbeResult
         sink = VersionSink(setup.run_folder, Numbers(), probe)
         # To be changed between two prompts only.
@@ -143,10 +143,19 @@ class LearnerService:
     def on_prompt_completed(self, finished: CompletedPrompt) -> None:
         cache_ngrams(self._cache, self._models.pair.pieces, finished.emitted)
         self._seen.append(finished.prompt.offset)
-        self._run.events.take(self.learner.on_prompt_completed(finished))
+        self._take(self.learner.on_prompt_completed(finished))
         self._prompts += 1
         if self._run.committer.is_due():
             self._run.commit()
+
+    def learn_idle(self) -> None:
+        """Learn what waits for an update, publish what changed, and commit. Called while no request runs."""
+        self._take(self.learner.learn_idle())
+        self._run.commit(wait=True)
+
+    def _take(self, events: Iterable[Event]) -> None:
+        """Log events. Decoding waits for no update of this process."""
+        self._run.events.take(replace(one, waited=0.0) if isinstance(one, Updated) else one for one in events)
 
     def take_new_weights(self) -> Weights | None:
         """Commit and return the weights in service if they changed enough since the last call, else None.
@@ -176,7 +185,7 @@ class LearnerService:
         """Finish after the end of the stream: publish the last version and finish the log. Returns whether MLflow has
         everything after at most `timeout` seconds.
         """
-        self._run.events.take(self.learner.end())
+        self._take(self.learner.end())
         self._run.commit(wait=True)
         self._run.finish()
         return self._run.disconnect(timeout)

@@ -67,6 +67,11 @@ class LocalLearner(Learner):
             yield from self.distill.learn(example)
         yield from self.publisher.publish_if_due(finished.prompt)
 
+    def learn_idle(self) -> Iterator[Event]:
+        """Learn what waits for an update, and publish what changed, while nothing else needs the processor."""
+        yield from self.distill.learn_idle()
+        yield from self.publisher.publish_idle()
+
     def forget(self, chosen: Chooser) -> int:
         """Forget prompts and what was learned from them in closed form. Returns the number that was found."""
         self._response.forget(chosen)

@@ -22,6 +22,7 @@ from store.registry.version_folder import (
 )
 
 VERSIONS = "versions"  # below the run's folder
+IDLE_VERSIONS = 8  # at most, of the prompts between two versions by their number: pauses may be many and short
 
 
 class Publisher:
@@ -37,6 +38,10 @@ class Publisher:
 
     def publish_if_due(self, prompt: PromptCompleted) -> Iterable[VersionPublished]:
         """Publish a version if one is due. Called after a completed prompt was learned from."""
+        return ()
+
+    def publish_idle(self) -> Iterable[VersionPublished]:
+        """Publish a drafter that was trained, while nothing else needs the processor."""
         return ()
 
     def end(self, offset: int | None = None) -> Iterable[VersionPublished]:
@@ -128,6 +133,12 @@ class FolderPublisher(Publisher):
         self._offset = max(self._offset, prompt.offset)
         if self._prompts >= self._interval:
             yield from self._publish("interval")
+
+    @override
+    def publish_idle(self) -> Iterator[VersionPublished]:
+        changed = self._published is None or self._published[0]["drafter"] != self._state()["drafter"]
+        if changed and self._prompts * IDLE_VERSIONS >= self._interval:
+            yield from self._publish("idle")
 
     @property
     def folders(self) -> Sequence[tuple[int, Path]]:

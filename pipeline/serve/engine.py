@@ -144,6 +144,7 @@ class LiveEngine(Engine):
             prefixes=reader.counts if reader else NO_PREFIXES,
             prefix_bytes=reader.cache.bytes if reader and reader.cache else 0,
             learner_restarts=learner.restarts if learner else 0,
+            learner_waits=learner.waits if learner else None,
         )
 
     def close(self, grace_seconds: float) -> None:
@@ -161,7 +162,10 @@ class LiveEngine(Engine):
             while not (self._queue.closed and not self._queue.waiting):
                 self._events.take(self._loop.until_idle(self._queue, self._run_between_blocks))
                 self._run_between_blocks()
-                self._queue.wait(IDLE_SECONDS)
+                is_free = not self._queue.wait(IDLE_SECONDS)
+                if self._learner:
+                    self._learner.set_free(is_free)
+                self._events.take(self._runner.learner.apply_new_weights())
             self._committer.commit(wait=True)
         except BaseException as error:
             self.failure = error

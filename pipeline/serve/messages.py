@@ -120,6 +120,7 @@ class EngineStatus:
     prefix_bytes: int = 0  # its size in bytes
     engine_restarts: int = 0  # how often it was started again after it had ended by itself
     learner_restarts: int = 0  # the same of the learner
+    learner_waits: bool | None = None  # whether it waits until no request runs; None where nothing learns
 
 
 class Engine(Protocol):

@@ -168,11 +168,12 @@ class RequestQueue(Iterator[PromptReceived]):
             self.closed = True
             self._change.notify_all()
 
-    def wait(self, seconds: float) -> None:
-        """Block until a request waits or the queue closes, at most so long. For the engine's thread when it is idle."""
+    def wait(self, seconds: float) -> bool:
+        """Block until a request waits or the queue closes, at most so long; return whether one did or it has. For the
+        engine's thread when it is idle.
+        """
         with self._change:
-            if not self._waiting and not self.closed:
-                self._change.wait(seconds)
+            return self._change.wait_for(lambda: bool(self._waiting) or self.closed, seconds)
 
     @override
     def __next__(self) -> PromptReceived:

@@ -45,7 +45,7 @@ from store.object_store.uri import uri_of
 
 LOG = logging.getLogger("omnidraft.serve")
 
-CPU_SHARE = 0.2  # of one core is the learner's, so that it never competes with requests
+CPU_SHARE = 0.2  # of one core is the learner's while requests run, so that it hardly competes with them
 LEARNER_SECONDS = 60.0  # for the learner's last commit during a shutdown
 CRASH_SECONDS = 2.0  # the same after an error, when clients wait for the restart
 
@@ -129,7 +129,8 @@ class ServerRun:
             tuple(examples_of(config, models)) if config.publish.enabled else (),
             uri_of(Path(self._run.name)),
         )
-        return LearnerProcess(learner_config, CPU_SHARE, self._on_event, learned.published if learned else None)
+        share = 0.0 if config.serve.learn == "idle" else CPU_SHARE
+        return LearnerProcess(learner_config, share, self._on_event, learned.published if learned else None)
 
     def _build_engine(self, learned: LearnerCheckpoint | None) -> LiveEngine:
         """Build the engine from the last commits of the server and of its learner, without starting it."""
@@ -168,7 +169,7 @@ class ServerRun:
 
         The weights of the learner's checkpoint are put into service if this server learns live or the earlier one did.
         """
-        models, live, versions, before = self.models, self.config.serve.learn == "live", (0, 0), (0, 0)
+        models, live, versions, before = self.models, self.config.serve.learn in ("live", "idle"), (0, 0), (0, 0)
         if self._state:
             before = self._state["loop"]["runners"][models.name]["learner"]["versions"]
         if learned and (live or any(before)):

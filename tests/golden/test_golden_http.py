@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 Golden = Callable[[str, Any], None]
 BLOCK = BlockDone(0, "live", 0, 1, drafted=6, proposed=5, judged=4, accepted=3, emitted=4, seconds_decode=0.0,
                   seconds_translate=0.0, seconds_verify=0.0)  # fmt: skip
-STATUS = EngineStatus("big", True, 2, 3, 11, 12, 4, 6, 7, True, 4000)
+STATUS = EngineStatus("big", True, 2, 3, 11, 12, 4, 6, 7, True, 4000, learner_waits=False)
 
 
 class Engine:

@@ -98,7 +98,9 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
 
 
 def _describe_cost(learning: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
-    parts = [f"{_seconds(learning['waited'])} s of it waited for"]
+    parts, idle = [f"{_seconds(learning['waited'])} s of it waited for"], learning["idle_seconds"]
+    if idle:
+        parts.append(f"{_seconds(idle)} s while no request ran, which cost nothing")
     if learning["recall_seconds"]:
         parts.append(f"{_seconds(learning['recall_seconds'])} s to score earlier versions after drifts")
     cost = f"Learning cost {_seconds(learning['seconds'])} s ({', '.join(parts)})"
@@ -107,7 +109,7 @@ def _describe_cost(learning: Mapping[str, Any], blocks: Mapping[str, Any] | None
     if not blocks or blocks["seconds_per_target_forward"] is None:
         return f"{cost} and gained {gained}."
     saved = learning["tokens_gained"] * blocks["seconds_per_target_forward"]
-    net = saved - learning["seconds"]
+    net = saved - (learning["seconds"] - idle)
     verdict = f"a gain of {_seconds(net)} s" if net >= 0 else f"a loss of {_seconds(-net)} s"
     return f"{cost} and gained {_seconds(saved)} s ({gained}): {verdict}."
 

@@ -113,6 +113,7 @@ class _StatusCollector(Collector):
             "omnidraft:version_published": ("Newest published version.", status.published_version),
             "omnidraft:learner_alive": ("Whether the learner runs.", status.learner_alive),
             "omnidraft:learner_lag_prompts": (LAG, status.learner_lag),
+            "omnidraft:learner_waits": ("Whether the learner waits until no request runs.", status.learner_waits),
             "omnidraft:acceptance_rate": (f"Accepted over judged tokens of the drafter model {recently}.", rate),
             "omnidraft:prefix_cache_bytes": ("Size of the prefix cache.", status.prefix_bytes),
             "omnidraft:block_efficiency": (f"Emitted tokens per target pass {recently}.", efficiency),

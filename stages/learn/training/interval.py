@@ -21,8 +21,10 @@ class UpdateInterval:
     def __init__(self, interval: int) -> None:
         self.interval = interval  # prompts between the last update and the next
 
-    def is_due(self, tokens: int, prompts: int) -> bool:
-        """Return whether an update is due so many emitted tokens and completed prompts after the last one."""
+    def is_due(self, tokens: int, prompts: int, *, free: bool = False) -> bool:
+        """Return whether an update is due so many emitted tokens and completed prompts after the last one. `free`: it
+        would cost nothing now.
+        """
         return prompts >= self.interval
 
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
@@ -88,7 +90,9 @@ class BreakEvenInterval(UpdateInterval):
         return self._useless >= USELESS
 
     @override
-    def is_due(self, tokens: int, prompts: int) -> bool:
+    def is_due(self, tokens: int, prompts: int, *, free: bool = False) -> bool:
+        if free:
+            return prompts >= self._shortest
         affordable = not self.is_exploring or self._spent <= EXPLORED * tokens / self._batch
         return affordable and super().is_due(tokens, prompts)
 

@@ -12,7 +12,7 @@ One scheduler belongs to one set of weights: targets that share the drafter's we
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from stages.contract.blocks import AcceptanceLabel, TrainingExample
 from stages.contract.snapshot import State
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.interval import UpdateInterval
-from stages.learn.training.update import Attempt, Chooser, Step, make_event, to_lessons
+from stages.learn.training.update import Attempt, Chooser, Pace, Step, make_event, to_lessons
 from store.events import Updated
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ T = TypeVar("T")
 # Where updates gain nothing, one prompt in so many becomes an example: an update trains on a few of them, and choosing
 # the soft targets of every token takes time that shows next to fast passes.
 SAMPLED = 16
+IDLE = "idle: "  # begins the reason of an update that was computed while nothing else needed the processor
 SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 
 
@@ -77,6 +78,7 @@ class _PendingUpdate:
     prompts: int
     examples_left: int  # number of further examples until it is adopted
     waited: float  # seconds for which the loop was blocked by it
+    free: bool = False  # whether nothing else needed the processor when it began
 
 
 class UpdateScheduler:
@@ -88,6 +90,8 @@ class UpdateScheduler:
             buffer, so an update after a longer interval costs no more.
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
+        pace: when updates may compute. While that costs nothing, the shortest interval holds.
+        sampled: where updates gain nothing, one prompt in so many becomes an example.
     """
 
     def __init__(
@@ -98,9 +102,11 @@ class UpdateScheduler:
         max_examples: int,
         lag: int,
         worker: Executor,
+        pace: Pace | None = None,
+        sampled: int = SAMPLED,
     ) -> None:
         self.trainer, self._interval, self._gate_every, self._max_examples = trainer, interval, gate_every, max_examples
-        self._lag, self._worker = lag, worker
+        self._lag, self._worker, self._pace, self._most_sampled = lag, worker, pace or Pace(), sampled
         self._fresh: list[TrainingExample] = []
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = self._tokens = 0
@@ -116,7 +122,7 @@ class UpdateScheduler:
     @property
     def _sampled(self) -> int:
         """Of how many prompts one becomes an example now."""
-        return SAMPLED if self._interval.is_exploring and not self.held else 1
+        return self._most_sampled if self._interval.is_exploring and not self.held else 1
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
@@ -133,15 +139,18 @@ class UpdateScheduler:
             self._pending.examples_left -= 1
             updated = None if self._pending.examples_left else self.finish()
         self._add_example(example)
-        if (
-            self._pending is None
-            and self._fresh
-            and not self.held
-            and self._interval.is_due(self._tokens, self._prompts)
-        ):
-            self._submit_update()
-            updated = updated if self._lag else self.finish()
-        return updated
+        return self.update_if_due() or updated
+
+    def update_if_due(self) -> Updated | None:
+        """Submit an update if one is due, as it may be when time has become free, and adopt it if that is at once.
+        Raises as `learn`.
+        """
+        free = self._pace.is_free
+        due = self._interval.is_due(self._tokens, self._prompts, free=free)
+        if not due or not self._fresh or self._pending or self.held:
+            return None
+        self._submit_update(free)
+        return None if self._lag else self.finish()
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
@@ -155,19 +164,20 @@ class UpdateScheduler:
         if self._pending is None and len(self._fresh) > self._max_examples:  # a long interval must not keep all
             self.trainer.add_to_replay(self._fresh.pop(0))
 
-    def _submit_update(self) -> None:
+    def _submit_update(self, free: bool) -> None:
         started, fresh = perf_counter(), self._fresh
         for older in fresh[: -self._max_examples]:
             self.trainer.add_to_replay(older)
         assignment = self.trainer.assign(fresh[-self._max_examples :])
 
         def attempt() -> tuple[Attempt, float]:
-            began = perf_counter()
-            return self.trainer.attempt(assignment), perf_counter() - began
+            began, slept = perf_counter(), self._pace.slept
+            return self.trainer.attempt(assignment), perf_counter() - began - (self._pace.slept - slept)
 
         result = self._worker.submit(attempt)
         waited = perf_counter() - started
-        self._pending = _PendingUpdate(result, fresh[-1], self._judged, self._tokens, self._prompts, self._lag, waited)
+        counts = self._judged, self._tokens, self._prompts, self._lag
+        self._pending = _PendingUpdate(result, fresh[-1], *counts, waited, free)
         self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
 
     def take_labels(self, target: str) -> list[AcceptanceLabel]:
@@ -191,7 +201,8 @@ class UpdateScheduler:
         started = perf_counter()
         step = self.trainer.settle(attempt)
         self._lessons |= attempt.lessons
-        self._interval.observe_update(step, pending.tokens, pending.prompts)
+        counted = replace(step, pieces=0) if pending.free else step  # it cost nothing
+        self._interval.observe_update(counted, pending.tokens, pending.prompts)
         settling = perf_counter() - started
         pending.waited += settling
         return self._make_event(step, pending, seconds + settling)
@@ -280,5 +291,7 @@ class UpdateScheduler:
         gained = None
         if step.before is not None and step.baseline is not None:
             gained = (step.before - step.baseline) * pending.judged
+        if pending.free:
+            step = replace(step, reason=f"{IDLE}{step.reason}")
         waited, loss = pending.waited, self.trainer.loss_name
         return make_event(step, pending.last, loss, self.version, seconds=seconds, waited=waited, tokens_gained=gained)

@@ -31,6 +31,20 @@ def to_lessons(saved: State) -> Lessons:
     return {target: (features_LF, acceptance_L) for target, (features_LF, acceptance_L) in saved.items()}
 
 
+class Pace:
+    """When updates may compute: here at any time, which always costs something."""
+
+    slept = 0.0  # seconds so far
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing else needs the processor now."""
+        return False
+
+    def yield_cpu(self) -> None:
+        """Sleep as long as something else needs the processor. Called between two steps of work."""
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """Configuration of drafter updates."""

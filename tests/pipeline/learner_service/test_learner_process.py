@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tiny_pair import TinyPair
 
 from pipeline.learner_service import process as learner_process
 from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
-from store.events import Event, Updated
+from store.events import Event, Updated, VersionPublished
 from store.log.partitions import LEARNER, partition_folder
 
 SHARE = 4.0  # of a core: no sleep
@@ -162,6 +163,48 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
     assert versions == [event.drafter_version for event in local_updates if event.served]
     known = table_of(partition_folder(run, LEARNER), "updates").to_pylist()
     assert [row["offset"] for row in known] == [event.offset for event in local_updates], "all is committed at the end"
+
+
+@pytest.mark.slow
+def test_a_learner_without_a_share_learns_in_free_time_alone(
+    tiny_pair: TinyPair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """A kill loses no update that was reported, and what is not free any more waits again."""
+    config = make_config(tiny_pair, publish__enabled=True, publish__interval=64, learn__spacing="paying")
+    recorded = run_local_learner(config, tmp_path / "local", 12)
+    events: list[Event] = []
+    run = tmp_path / "run"
+    learner = LearnerProcess(make_learner_config(config, run), 0.0, events.append)
+    try:
+        for finished in recorded.finished[:8]:
+            learner.post(finished)
+        wait_until(lambda: bool(events))  # the baseline: it serves
+        time.sleep(0.3)
+        assert (learner.handled, learner.waits, learner.accepts_examples) == (0, True, True)
+        learner.set_free(True)
+        wait_until(lambda: any(isinstance(event, VersionPublished) and event.reason == "idle" for event in events))
+        assert (learner.handled, learner.waits) == (8, False)
+        weights = learner.take_new_weights()
+        assert weights is not None
+        learner.set_free(False)
+        kill(learner)
+        wait_until(lambda: bool(caplog.messages))
+        for finished in recorded.finished[8:]:
+            learner.post(finished)
+        time.sleep(0.3)
+        assert (learner.handled, learner.waits) == (8, True)
+    finally:
+        learner.close(HANG_SECONDS)
+    assert learner.handled == 12, "at the end nothing holds it back"
+    updates = [event for event in events if isinstance(event, Updated) and event.part == "drafter"]
+    assert updates
+    assert all(update.reason.startswith("idle: ") and update.waited == 0.0 for update in updates)
+    assert updates[-1].drafter_version >= weights.drafter_version > 0
+    versions = table_of(partition_folder(run, LEARNER), "versions").to_pylist()
+    assert {row["reason"] for row in versions} == {"baseline", "idle"}
+    digests = [row["digest"] for row in versions]
+    assert len(set(digests)) == len(digests)
+    assert versions[0]["drafter_digest"] != versions[1]["drafter_digest"]
 
 
 def test_its_log_arrives_in_the_process_that_serves(

@@ -151,7 +151,7 @@ def test_a_failed_start_releases_everything(tiny_pair: TinyPair, tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("learn", "enabled", "learns"),
-    [("live", True, True), ("shadow", True, True), ("off", True, False), ("live", False, False)],
+    [("live", True, True), ("idle", True, True), ("shadow", True, True), ("off", True, False), ("live", False, False)],
 )
 def test_learning_needs_both_settings(tiny_pair: TinyPair, learn: str, enabled: bool, learns: bool):
     config = serve_config(tiny_pair, serve__learn=learn, learn__enabled=enabled)
@@ -207,6 +207,24 @@ def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Pat
         row["drafter_version"] for row in select(run, 'SELECT drafter_version FROM prompts ORDER BY "offset"')
     ]
     assert (first, last > 0) == (0, True)
+
+
+@pytest.mark.slow
+def test_an_idle_server_learns_from_what_it_served(tiny_pair: TinyPair, tmp_path: Path):
+    """With `idle` it learns only then, and puts what it learned into service without another request."""
+    run, config = tmp_path / "run", serve_config(tiny_pair, serve__learn="idle", **LEARNING)
+    with run_server(config, run) as server:
+        complete_all(server.engine, texts(700, 708))
+        wait_until(lambda: server.engine.read_status().drafter_version > 0)
+        wait_until(lambda: not server.engine.read_status().learner_lag)
+        assert server.engine.read_status().learner_waits is False
+    updates = select(run, "SELECT reason, waited FROM updates WHERE part = 'drafter'")
+    assert all(row["reason"].startswith("idle: ") and row["waited"] == 0.0 for row in updates)
+    weights, versions = resume_server(tiny_pair, run, "off")
+    checkpoint = read_learner_checkpoint(run)
+    assert checkpoint is not None
+    assert versions[0] == checkpoint.weights.drafter_version > 0
+    assert equal(weights, list(checkpoint.weights.drafter))
 
 
 @pytest.mark.sweep

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.learn.training.interval import BreakEvenInterval, UpdateInterval
 from stages.learn.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
-from stages.learn.training.update import Assignment, Attempt, Step
+from stages.learn.training.update import Assignment, Attempt, Pace, Step
 from store.events import Updated
 
 
@@ -281,6 +282,53 @@ def test_updates_that_gain_nothing_wait_until_they_cost_a_fiftieth():
         assert interval.is_due(0, 4), "after a drift the text is another one"
         interval.observe_update(step_of(0.5, 0.6), 40, 4)
         assert interval.is_due(0, 8)
+
+
+class SetPace(Pace):
+    """Free or not, as it is set."""
+
+    free = False
+
+    @property
+    @override
+    def is_free(self) -> bool:
+        return self.free
+
+
+def test_while_time_is_free_the_shortest_interval_holds_and_updates_cost_nothing():
+    """Two useless updates make the next one wait; those in free time are made all the same, and make none wait."""
+    trainer, pace, interval = Trainer(step_of(0.5, 0.5, served=False)), SetPace(), paying()
+    scheduler = UpdateScheduler(trainer, interval, 99, 99, 0, InlineWorker(), pace, sampled=1)  # type: ignore[arg-type]
+    updated = [scheduler.learn(example_of(offset)) for offset in range(30)]
+    assert sum(update is not None for update in updated) == 2
+    assert scheduler.update_if_due() is None
+    pace.free = True
+    update = scheduler.update_if_due()
+    assert update is not None
+    assert update.reason == "idle: as given"
+    assert scheduler.update_if_due() is None, "nothing waits"
+    updated = [scheduler.learn(example_of(offset)) for offset in range(30, 38)]
+    assert [update is not None for update in updated] == 2 * [False, False, False, True]
+    assert interval.is_exploring
+    assert interval.is_due(0, 32), "for what was free, no other update waits"
+    scheduler.held = 1
+    assert [scheduler.learn(example_of(offset)) for offset in range(38, 50)] == 12 * [None]
+    assert scheduler.update_if_due() is None
+
+
+def test_what_an_update_slept_is_not_its_cost():
+    pace = SetPace()
+
+    class Sleeping(Trainer):
+        def attempt(self, assignment: Assignment) -> Attempt:
+            pace.slept += 1000.0
+            return super().attempt(assignment)
+
+    trainer = Sleeping(step_of())
+    scheduler = UpdateScheduler(trainer, Spacing(1), 99, 99, 0, InlineWorker(), pace)  # type: ignore[arg-type]
+    update = scheduler.learn(example_of(0))
+    assert update is not None
+    assert update.seconds < 0.0
 
 
 def test_the_benefit_of_an_update_is_counted_over_as_many_prompts_as_there_were():
