@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Protocol
 
 from pipeline.config.sections import DriftSettings
+from stages.engine.checkpoints.deferred_imports import defer_imports
 from store.events import Drifted, PromptCompleted
 
 MEMORY = 4096  # rates kept since the last change
@@ -45,7 +46,8 @@ class Detector(Protocol):
 
 def make_detector(name: str) -> Detector:
     """Return a new detector as configured."""
-    from river.drift import NoDrift, PageHinkley  # takes a second
+    with defer_imports("river.drift.datasets", "scipy.stats"):  # 0.7 s of 0.8, and 110 MB
+        from river.drift import NoDrift, PageHinkley
 
     if name == "page-hinkley":
         return PageHinkley(min_instances=GRACE, delta=TOLERANCE, threshold=THRESHOLD, mode="down")

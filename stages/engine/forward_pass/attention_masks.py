@@ -19,7 +19,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
+
+from stages.engine.checkpoints.deferred_imports import OF_TRANSFORMERS, defer_compiler, defer_imports
+
+defer_compiler()
+with defer_imports(*OF_TRANSFORMERS):
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 LIBRARY = f"transformers {transformers.__version__}"
 

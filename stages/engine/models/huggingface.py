@@ -21,22 +21,12 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from huggingface_hub import ModelCard, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 from transformers import __version__ as transformers_version
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
+from stages.engine.checkpoints.deferred_imports import OF_TRANSFORMERS, defer_compiler, defer_imports
 from stages.engine.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf
 from stages.engine.checkpoints.gguf_model import (
     attach_codes,
@@ -49,6 +39,20 @@ from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.engine.checkpoints.size_check import find_file, require_plausible_sizes
 from stages.engine.checkpoints.tokenizer_probe import require_bounded_tokenizer
 from stages.engine.models.load_errors import TOKENIZER_FILES, explain_errors, is_tiktoken, read_config
+
+defer_compiler()
+with defer_imports(*OF_TRANSFORMERS):
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
