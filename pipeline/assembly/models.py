@@ -14,6 +14,7 @@ from pipeline.config.sections import PublishSettings
 from pipeline.config.settings import Config
 from pipeline.models.catalog import resolve_name
 from stages.drafting.target_states import STATES_FILE, TargetStates
+from stages.engine.checkpoints.gguf_file import forget_headers
 from stages.engine.checkpoints.size_check import estimate_memory, require_memory
 from stages.engine.compiled.lines.warm_up import compile_lines
 from stages.engine.forward_pass.measurements import Measurements
@@ -177,6 +178,7 @@ def load_models(
             model.prove_forward()  # and, with the threads of the run, see which kernels are fast
             if model is not drafter:
                 model.prepare_output()
+    forget_headers()
     pair_with = _make_pairing(config, source, drafter, lambda found: tokenizers[found].result())
     return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.cli.app import app
-from stages.engine.checkpoints.gguf_file import find_gguf
+from stages.engine.checkpoints.gguf_file import find_gguf, forget_headers, read_gguf
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from store.errors import ModelError
 
@@ -130,3 +130,15 @@ def test_a_folder_without_a_model_names_what_it_has(tmp_path: Path):
         load_causal_model(str(tmp_path), "float32", "cpu")
     (tmp_path / "config.json").write_text("{}")
     assert find_gguf(str(tmp_path)) is None
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    write_plain(path)
+    first = read_gguf(path)
+    assert read_gguf(path) is first
+    write_plain(path, "qwen2")
+    assert read_gguf(path).architecture == "qwen2"
+    second = read_gguf(path)
+    forget_headers()
+    assert read_gguf(path) is not second
