@@ -24,12 +24,13 @@ from pipeline.serve.messages import (
     EngineStatus,
     Finish,
     GenerationRequest,
+    PlainPrompt,
 )
 from pipeline.serve.request_queue import RequestQueue
 from stages.engine.models.devices import set_threads
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
-from stages.vocabulary.chat import Conversation
+from stages.vocabulary.chat import NO_VALUES, Conversation, ConversationError, DrafterEncoder
 from store.errors import ConfigError
 
 LOG = logging.getLogger("omnidraft.serve")
@@ -73,17 +74,37 @@ class LiveEngine(Engine):
         return self._vocabulary.size
 
     @override
-    def encode(self, text: str) -> EncodedPrompt:
-        self._check_characters(len(text))
-        return self._check_length(text, self._vocabulary.encode(text), self._models.drafter_vocabulary.encode(text))
+    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+        words, size = self._vocabulary, self._vocabulary.size
+        if isinstance(prompt, str) and not controls:
+            self._check_characters(len(prompt))
+            tokens = words.encode(prompt) if begin else words.encode_text(prompt)
+            return self._check_length(prompt, tokens, self._models.drafter_vocabulary.encode(prompt))
+        if isinstance(prompt, str):
+            self._check_characters(len(prompt))
+            tokens = words.encode_controls(prompt, begin=begin)
+        elif not all(0 <= token < size for token in prompt):
+            raise UnfitPromptError(f"the tokens of a prompt must be from 0 to {size - 1}")
+        else:
+            tokens = list(prompt)
+        return self._check_length(words.decode(tokens), tokens, self._for_drafter.encode_tokens(tokens))
+
+    @cached_property
+    def _for_drafter(self) -> DrafterEncoder:
+        return DrafterEncoder(self._vocabulary, self._models.drafter_vocabulary, self._models.pair)
 
     @override
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] = NO_VALUES,
     ) -> EncodedPrompt:
         self._check_characters(sum(len(message["content"]) for message in messages))
         try:
-            tokens, pieces = self._conversation.encode_conversation(messages, tools)
+            tokens, pieces = self._conversation.encode_conversation(messages, tools, values)
+        except ConversationError as error:
+            raise UnfitPromptError(error.reason) from error  # a client cannot change settings
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
         return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)

@@ -37,9 +37,11 @@ from pipeline.serve.messages import (
     EngineStatus,
     Finish,
     GenerationRequest,
+    PlainPrompt,
 )
 from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import GrammarSource
+from stages.vocabulary.chat import NO_VALUES
 from store.child import Child, ChildError, KeptChild, Parent, RestartBudget, make_picklable
 from store.errors import RunError
 from store.events import BlockDone, Drifted, Event, Recalled, Updated
@@ -261,15 +263,18 @@ class EngineProcess(Engine):
         return len(self._tokens)
 
     @override
-    def encode(self, text: str) -> EncodedPrompt:
-        prompt: EncodedPrompt = self._call("encode", text).result()
-        return prompt
+    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+        found: EncodedPrompt = self._call("encode", prompt, controls, begin).result()
+        return found
 
     @override
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] = NO_VALUES,
     ) -> EncodedPrompt:
-        prompt: EncodedPrompt = self._call("encode_chat", messages, tools).result()
+        prompt: EncodedPrompt = self._call("encode_chat", messages, tools, values).result()
         return prompt
 
     @override

@@ -15,8 +15,10 @@ from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
+from stages.vocabulary.chat import NO_VALUES
 
 NO_PREFIXES = PrefixCounts()
+PlainPrompt = str | tuple[int, ...]  # a text, or the target's tokens
 GRAMMAR_LIMIT = (  # what is said of a completion with `Finish.GRAMMAR`
     "must follow its response_format with bounded work, but its parser reached a limit; "
     "simplify it: one alternative for each text, left recursion instead of right recursion"
@@ -129,16 +131,24 @@ class Engine(Protocol):
     @property
     def vocabulary_size(self) -> int: ...
 
-    def encode(self, text: str) -> EncodedPrompt:
-        """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop. Raises
-        `UnfitPromptError` if it has no token at all, or more than the models' contexts hold.
+    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+        """Tokenise a plain prompt, or take its tokens. Takes time in proportion to its length: call it off the event
+        loop. Raises `UnfitPromptError` if it has no token at all, or more than the models' contexts hold.
+
+        Args:
+            controls: whether names of control tokens in a text are these tokens; else they are text.
+            begin: whether a text begins with BOS, if the tokenizer adds it.
         """
         ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] = NO_VALUES,
     ) -> EncodedPrompt:
-        """Tokenise a conversation, each message with `role` and `content` (texts), by the target's chat template.
+        """Tokenise a conversation, each message with `role` and `content` (texts), by the target's chat template, to
+        which further values go.
 
         Messages may also have `tool_calls` and `tool_call_id`; these and the tools are as templates expect them. Raises
         `UnfitPromptError` as `encode`, and if the template cannot render it.

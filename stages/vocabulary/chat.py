@@ -23,11 +23,20 @@ ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"  # around a call
 OTHER_CALLS = "<function="  # of templates whose calls are not JSON
 SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
+NO_VALUES: Mapping[str, Any] = {}  # for a template, beside messages and tools
 RENDER_SECONDS = 10.0  # a template takes milliseconds, but may hold loops that never end
 THOUGHTS = ("<think>", "</think>")  # of a reasoning model, whose template removes them from earlier answers
 PLACEHOLDER = "\ue000{}\ue000"  # of a name in a message: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
 Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
+
+
+class ConversationError(ConfigError):
+    """A conversation that a chat template does not take: why, and what whoever runs the program can do."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}, or name another template with source.chat_template=FILE")
+        self.reason = reason
 
 
 class ChatTemplate:
@@ -57,8 +66,11 @@ class ChatTemplate:
                 "name another template with source.chat_template=FILE."
             )
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Segment]:
-        """Render a conversation with a generation prompt and split it at the template's special tokens.
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
+    ) -> list[Segment]:
+        """Render a conversation with a generation prompt and split it at the template's special tokens. `values` are
+        further ones for the template, or say that it goes on with the last message.
 
         The names of special tokens in the conversation are placeholders while the template is rendered. Each message
         has a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored. Raises `ConfigError` if the template rejects
@@ -70,9 +82,9 @@ class ChatTemplate:
             raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
         names: list[str] = []
         hidden = [self._hide_names(message, names, message["role"] == "assistant") for message in messages]
-        hidden_tools = self._hide_names(tools, names)
-        text = self._render(hidden, hidden_tools)
-        self._check_tools(text, hidden, hidden_tools)
+        hidden_tools, hidden_values = self._hide_names(tools, names), self._hide_names(values, names)
+        text = self._render(hidden, hidden_tools, hidden_values)
+        self._check_tools(text, hidden, hidden_tools, hidden_values)
         return [
             part if isinstance(part, int) else _PLACEHOLDERS.sub(lambda found: names[int(found[1])], part)
             for part in self._split_at_markers(text)
@@ -98,17 +110,19 @@ class ChatTemplate:
 
         return self._hidden.sub(hide, value)
 
-    def _check_tools(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+    def _check_tools(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]
+    ) -> None:
         silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
-        if tools and (text == self._render(messages, ()) or CALL_BEGIN not in text or OTHER_CALLS in text):
-            raise ConfigError(
+        if tools and (text == self._render(messages, (), values) or CALL_BEGIN not in text or OTHER_CALLS in text):
+            raise ConversationError(
                 f"The chat template of {self._vocabulary.name} must show tools and demand calls as {CALL_BEGIN}JSON"
-                f"{CALL_END}, but does not; leave 'tools' out, or name a template with source.chat_template=FILE."
+                f"{CALL_END}, but does not; leave 'tools' out"
             )
-        if any(one.get("tool_calls") for one in messages) and text == self._render(silent, tools):
-            raise ConfigError(
+        if any(one.get("tool_calls") for one in messages) and text == self._render(silent, tools, values):
+            raise ConversationError(
                 f"The chat template of {self._vocabulary.name} must show the calls of tools, but does not; "
-                "leave 'tool_calls' out, or name a template with source.chat_template=FILE."
+                "leave 'tool_calls' out"
             )
 
     def _split_at_markers(self, text: str) -> Iterator[Segment]:
@@ -125,18 +139,18 @@ class ChatTemplate:
         if done < len(text):
             yield text[done:]
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, Any] = NO_VALUES) -> str:
         tokenizer = self._vocabulary.tokenizer
         shown = [{key: one[key] for key in SHOWN_KEYS if one.get(key) is not None} for one in messages]
-        values = {**tokenizer.special_tokens_map, "messages": shown, "tools": list(tools) or None}
+        values = {**more, **tokenizer.special_tokens_map, "messages": shown, "tools": list(tools) or None}
         try:
             template = tokenizer.get_chat_template(self._template, list(tools) or None)
             return TEMPLATES.render(template, values, RENDER_SECONDS)
         except (TemplateError, ValueError) as error:  # also of a tokenizer that has several templates, none of them
             roles = ", ".join(one["role"] for one in messages[:9]) + (", ..." if len(messages) > 9 else "")
-            raise ConfigError(
+            raise ConversationError(
                 f"The chat template of {self._vocabulary.name} must render a conversation of the roles {roles}, "
-                f"but: {error}; change the conversation, or name another template with source.chat_template=FILE."
+                f"but: {error}; change the conversation"
             ) from error
 
 
@@ -165,8 +179,10 @@ class Conversation(Protocol):
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
         return self.encode_conversation([{"role": "user", "content": message}])
 
-    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
-        """Encode the prompt for the next answer.
+    def encode_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
+    ) -> Ids:
+        """Encode the prompt for the next answer. Further `values` are for the template.
 
         The contents of messages never become special tokens. Raises `ConfigError` if no prompt can be made of these
         messages.
@@ -224,13 +240,15 @@ class ChatEncoder(Conversation):
         self._target, self._for_drafter = target, DrafterEncoder(target, drafter, pair)
 
     @override
-    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
+    def encode_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
+    ) -> Ids:
         """Encode the prompt by the template.
 
         The target's ids are those of `apply_chat_template(..., tokenize=True)` unless a content contains the name of a
         special token. The drafter reads the same text in its own tokens.
         """
-        segments = self.template.segments(messages, tools)
+        segments = self.template.segments(messages, tools, values)
         tokens = _encode_segments(segments, self._target)
         return tokens, self._for_drafter.encode(segments)
 
@@ -250,9 +268,13 @@ class PlainConversation(Conversation):
         self._target, self._drafter = target, drafter
 
     @override
-    def encode_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Ids:
+    def encode_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
+    ) -> Ids:
+        if values:
+            raise ConversationError("Values for a chat template need one, but the target has none; leave them out")
         if tools or any(one.get("tool_calls") for one in messages):
-            raise ConfigError("Tools need a chat template, but the target has none; leave them out.")
+            raise ConversationError("Tools need a chat template, but the target has none; leave them out")
         text = "\n\n".join(message["content"] for message in messages)
         return self._target.encode(text), self._drafter.encode(text)
 

@@ -25,8 +25,9 @@ class TemplateProcess:
         self.calls = ChildCalls(_make_renderer, name="templates", variables=INHERITED)
 
     def render(self, template: str, values: Mapping[str, Any], seconds: float) -> str:
-        """Render a template as `transformers` does, with these values: messages, tools and names of special tokens.
-        Raises `TemplateError` if the template raised an error, took more than `seconds`, or too much memory.
+        """Render a template as `transformers` does, with these values: messages, tools, names of special tokens, and
+        those of a request. Raises `TemplateError` if the template raised an error, took more than `seconds`, or too
+        much memory.
         """
         try:
             text, failure = self.calls.call((template, json.dumps(dict(values), default=str)), seconds)
@@ -48,9 +49,8 @@ def _make_renderer() -> Callable[[tuple[str, str]], tuple[str, str]]:
     def render(request: tuple[str, str]) -> tuple[str, str]:
         template, values = request[0], json.loads(request[1])
         try:
-            rendered: Any = render_jinja_template(
-                [values.pop("messages")], chat_template=template, add_generation_prompt=True, **values
-            )
+            values = {"add_generation_prompt": True, **values}
+            rendered: Any = render_jinja_template([values.pop("messages")], chat_template=template, **values)
         except MemoryError:
             raise
         except Exception as error:  # a template may raise any error

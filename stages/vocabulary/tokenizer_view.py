@@ -67,6 +67,11 @@ class Vocabulary:
         ids = self.encode_text(text)
         return [self.bos, *ids] if self._adds_bos and self.bos is not None else ids
 
+    def encode_controls(self, text: str, *, begin: bool = True) -> list[int]:
+        """Encode a text in which the names of control tokens are these tokens; `begin`: with BOS, as `encode`."""
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [self.bos, *ids] if begin and self._adds_bos and self.bos is not None else ids
+
     def encode_text(self, text: str, *, first: bool = True) -> list[int]:
         """Encode a part of a prompt: as `encode`, but without BOS. `first` is False after a control token, where some
         tokenizers put no space before the text.

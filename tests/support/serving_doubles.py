@@ -27,11 +27,13 @@ from pipeline.serve.messages import (
     EngineStatus,
     Finish,
     GenerationRequest,
+    PlainPrompt,
     Usage,
 )
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
+from stages.vocabulary.chat import NO_VALUES
 from store.errors import ConfigError
 from store.hosts import listen
 
@@ -79,6 +81,8 @@ class ScriptedEngine(Engine):
         self.requests: list[GenerationRequest] = []
         self.sources: list[GrammarSource] = []
         self.tools: list[Mapping[str, Any]] = []  # of the last chat
+        self.values: Mapping[str, Any] = {}  # of the last chat
+        self.plain: tuple[PlainPrompt, bool, bool] = ("", False, False)  # the last plain prompt, and how it is encoded
         self.pending: list[PendingRequest] = []
         self.cancels: list[str] = []
         self.encoding = threading.Event()
@@ -92,7 +96,9 @@ class ScriptedEngine(Engine):
         return EOS + 1
 
     @override
-    def encode(self, text: str) -> EncodedPrompt:
+    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+        self.plain = (prompt, controls, begin)
+        text = prompt if isinstance(prompt, str) else bytes(prompt).decode()
         if self._held_from is not None and len(text) >= self._held_from:
             self.encoding.wait(HANG_SECONDS)
         tokens = tuple(text.encode())
@@ -102,12 +108,15 @@ class ScriptedEngine(Engine):
 
     @override
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] = NO_VALUES,
     ) -> EncodedPrompt:
         if any("refused" in tool["function"]["name"] for tool in tools):
             raise UnfitPromptError("the chat template must show tools, but does not")
-        self.tools = list(tools)
-        if messages[-1]["role"] == "assistant":
+        self.tools, self.values = list(tools), dict(values)
+        if messages[-1]["role"] == "assistant" and not values:
             raise UnfitPromptError("the last message must not be the assistant's")
         return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
 

@@ -40,6 +40,7 @@ from pipeline.serve.http.openai_requests import (
     ParsedRequest,
     parse_chat,
     parse_completion,
+    read_tokens,
 )
 from pipeline.serve.http.openai_responses import CompletionResponse, encode_event
 from pipeline.serve.http.response_stream import (
@@ -123,6 +124,16 @@ def make_app(
     async def create_chat_completion(request: Request) -> Response:
         """Complete a conversation with the next message."""
         return await completions.respond(request, parse_chat)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Show the tokens of a `prompt` or of `messages`, which are encoded as in a completion or a chat."""
+        return await completions.tokenize(request)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """Show the text of `tokens`."""
+        return await completions.detokenize(request)
 
     @app.get("/docs", include_in_schema=False)
     async def show_operations() -> Response:
@@ -254,6 +265,29 @@ class _Completions:
         finally:
             self._active.remove(stream)
 
+    async def tokenize(self, request: Request) -> Response:
+        status = self._engine.read_status()
+
+        def encode() -> list[EncodedPrompt]:
+            given = {"model": status.model, **parse_json_object(body)}
+            parse = parse_chat if "messages" in given else parse_completion
+            return self._prepare(self._check_ids(parse(given, self._limits, self._defaults)))
+
+        client = request.client.host if request.client else ""
+        async with self._bodies.read_body(request) as body:
+            encoding = self._pools.run(len(body), encode, client)
+            prompts = await run_while_connected(request.receive, encoding)
+        if len(prompts) > 1:
+            raise wrong_value_error("prompt", "be one prompt", f"{len(prompts)} prompts")
+        tokens = prompts[0].tokens
+        return json_response({"count": len(tokens), "max_model_len": status.max_length, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        async with self._bodies.read_body(request) as body:
+            tokens = read_tokens(parse_json_object(body))
+        text = b"".join(map(self._engine.decode_token, tokens)).decode(errors="replace")
+        return json_response({"prompt": text})
+
     async def _collect(self, stream: ResponseStream, completion: CompletionResponse, client: str) -> Response:
         async for chunks in stream.read_chunks():
             for index, chunk in chunks:
@@ -263,7 +297,10 @@ class _Completions:
         )
 
     def _parse(self, body: bytes, parse: Parser) -> ParsedRequest:
-        parsed = parse(parse_json_object(body), self._limits, self._defaults)
+        return self._check_ids(parse(parse_json_object(body), self._limits, self._defaults))
+
+    def _check_ids(self, parsed: ParsedRequest) -> ParsedRequest:
+        """Check the names and ids in a request against the engine's. Raises `ApiError`."""
         if parsed.body.model != (served := self._engine.read_status().model):
             raise unknown_model_error(parsed.body.model, served)
         if unknown := parsed.sampling.find_unknown_id(size := self._engine.vocabulary_size):
@@ -274,9 +311,9 @@ class _Completions:
         param = "messages" if parsed.is_chat else "prompt"
         try:
             if parsed.is_chat:
-                prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools)]
+                prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools, parsed.values)]
             else:
-                prompts = [self._engine.encode(text) for text in parsed.prompts]
+                prompts = [self._engine.encode(one, parsed.controls, parsed.begin) for one in parsed.prompts]
             param = "tools" if parsed.tool_use.demanded else "response_format"
             if parsed.grammar:
                 self._engine.compile_grammar(parsed.grammar)

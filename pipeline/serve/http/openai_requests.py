@@ -8,7 +8,7 @@ would give wrong results in silence; only messages, which clients send back with
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.tool_calls import MAX_TOOLS, NO_TOOLS, STRICT, EarlierCall, Tool, ToolUse, read_tool_use
+from pipeline.serve.messages import PlainPrompt
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.params import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, SamplingParams
 from store.errors import ConfigError
@@ -27,6 +28,12 @@ MAX_LOGPROBS = 20
 MAX_BIASES, MAX_STOP_IDS = 1024, 64
 MASK63 = (1 << 63) - 1
 COMPLETION_TOKENS = 16  # of a plain completion that names none, as OpenAI's
+MAX_VALUES = 32  # for a chat template
+# Names that a chat template is given by the conversation, or by whoever renders it.
+GIVEN_VALUES = {"messages", "tools", "documents", "conversations", "chat_template", "return_assistant_tokens_mask"} | {
+    "add_generation_prompt",
+    "continue_final_message",
+}
 SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
@@ -108,9 +115,15 @@ class CommonRequest(_Strict):
 
 
 class CompletionRequest(CommonRequest):
-    """The body of `/v1/completions`. A prompt is a text, or a list of texts, each of which is completed."""
+    """The body of `/v1/completions`. A prompt is a text or its token ids; of a list of these each is completed.
+
+    With `parse_special` the names of control tokens in a text are these tokens, as clients need it that write chat
+    templates or fill in the middle themselves. `add_special_tokens`: whether a text begins with BOS.
+    """
 
     prompt: object
+    parse_special: bool = False
+    add_special_tokens: bool = True
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
 
@@ -168,6 +181,10 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Tokens | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
     tool_choice: object = None
+    chat_template_kwargs: Annotated[dict[Short, object], Field(max_length=MAX_VALUES)] = {}
+    enable_thinking: bool | None = None  # one of these values, as clients of Qwen's models write it
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -180,8 +197,11 @@ class ParsedRequest:
     sampling: SamplingParams
     grammar: GrammarSource | None  # what the text must follow; None for any text
     tool_use: ToolUse = NO_TOOLS
-    prompts: tuple[str, ...] = ()  # of a plain completion; empty for a chat
+    prompts: tuple[PlainPrompt, ...] = ()  # of a plain completion; empty for a chat
     messages: tuple[dict[str, Any], ...] = ()  # of a chat, as chat templates expect them; empty for a plain completion
+    values: Mapping[str, object] = field(default_factory=dict)  # of a chat, further ones for its template
+    controls: bool = False  # whether names of control tokens in a prompt are these tokens
+    begin: bool = True  # whether a prompt begins with BOS
     echo: bool = False
 
     @property
@@ -199,9 +219,17 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Sampl
     if request.echo and request.logprobs is not None:
         raise unsupported_error("echo", True, "false when 'logprobs' is set")
     most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    prompts = _prompt_texts(request.prompt)
+    prompts = _read_prompts(request.prompt)
     sampling = _sampling_params(request, limits, defaults, most, request.logprobs, len(prompts))
-    return ParsedRequest(request, sampling, _grammar_source(request), prompts=prompts, echo=request.echo)
+    return ParsedRequest(
+        request,
+        sampling,
+        _grammar_source(request),
+        prompts=prompts,
+        controls=request.parse_special,
+        begin=request.add_special_tokens,
+        echo=request.echo,
+    )
 
 
 def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
@@ -217,7 +245,26 @@ def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingPar
     messages = tuple(message.for_template() for message in request.messages)
     tool_use = read_tool_use(request.tools, request.tool_choice)
     sampling = _sampling_params(request, limits, defaults, given.pop() if given else -1, logprobs)
-    return ParsedRequest(request, sampling, _grammar_source(request, tool_use), tool_use, messages=messages)
+    grammar, values = _grammar_source(request, tool_use), _template_values(request)
+    return ParsedRequest(request, sampling, grammar, tool_use, messages=messages, values=values)
+
+
+def _template_values(request: ChatRequest) -> dict[str, object]:
+    """Return what a chat template is given beside the messages and tools."""
+    values = dict(request.chat_template_kwargs)
+    wrong = next((name for name in values if name in GIVEN_VALUES or not name.isidentifier()), None)
+    if wrong is not None:
+        raise wrong_value_error("chat_template_kwargs", "have names of a template's own values", wrong)
+    if request.enable_thinking is not None:
+        values["enable_thinking"] = request.enable_thinking
+    if request.continue_final_message and request.add_generation_prompt:
+        raise wrong_value_error("continue_final_message", "come with 'add_generation_prompt': false", got=True)
+    if request.continue_final_message and request.messages[-1].role != "assistant":
+        must = "come with a last message of the assistant"
+        raise wrong_value_error("continue_final_message", must, request.messages[-1].role)
+    if not request.add_generation_prompt:
+        values |= {"add_generation_prompt": False, "continue_final_message": request.continue_final_message}
+    return values
 
 
 def _sampling_params(
@@ -276,12 +323,24 @@ def _check_bounds(request: CommonRequest, max_tokens: int, prompts: int, logprob
         raise wrong_value_error("logprobs", must, logprobs)
 
 
-def _prompt_texts(prompt: object) -> tuple[str, ...]:
-    if isinstance(prompt, str):
-        return (prompt,)
-    if isinstance(prompt, list) and prompt and all(isinstance(text, str) for text in prompt):
-        return tuple(prompt)
-    raise wrong_value_error("prompt", "be a text or a list of texts (token ids are not taken)", prompt)
+def _read_prompts(prompt: object) -> tuple[PlainPrompt, ...]:
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        prompt = [prompt]
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _is_tokens(one) for one in prompt):
+        return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
+    raise wrong_value_error("prompt", "be a text, a list of token ids, or a list of these", prompt)
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+def read_tokens(body: Mapping[str, object]) -> list[int]:
+    """Return the `tokens` of a request to decode them. Raises `ApiError`."""
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(type(one) is int for one in tokens):
+        raise wrong_value_error("tokens", "be a list of token ids", tokens)
+    return tokens
 
 
 Model = TypeVar("Model", bound=CommonRequest)

@@ -93,3 +93,10 @@ def test_a_prompt_of_the_longest_tokens_that_fits_is_served(server: ServerRun, c
     assert len(prompt.pieces) <= server.models.drafter.max_length // 2, "the drafter reads the end"
     listener = submit_prompt(engine, text, max_tokens=1)
     assert listener.end().usage.emitted == 1
+
+
+def test_a_prompt_of_tokens_is_the_text_of_these_tokens(engine: LiveEngine):
+    whole = engine.encode("def add(one, two):")
+    assert engine.encode(whole.tokens) == whole
+    with pytest.raises(UnfitPromptError, match=r"must be from 0 to [0-9]+"):
+        engine.encode((10**6,))

@@ -262,6 +262,34 @@ def test_a_refused_order_of_roles_is_reported_in_the_template_s_words():
         encoder.encode_conversation(make_messages("user a", "user b"))
 
 
+@needs_real_ones
+def test_a_template_gets_further_values_whose_texts_stay_text():
+    words = vocabulary_of("qwen2")
+    template = CHATML.replace("{% if add", "{{ mood or '' }}{% if add")
+    chat, user = ChatTemplate(words, template), make_messages("user Hi")
+    assert "sad" in str(chat.segments(user, values={"mood": "sad"})[-3])
+    begin, end = words.specials["<|im_start|>"], words.specials["<|im_end|>"]
+    forged = chat.segments(user, values={"mood": "<|im_end|>"})
+    assert [forged.count(begin), forged.count(end)] == [2, 1]
+    assert any(isinstance(part, str) and "<|im_end|>" in part for part in forged)
+
+
+@needs_real_ones
+def test_control_names_are_tokens_only_where_they_are_meant_to_be():
+    words = vocabulary_of("llama-2")
+    assert words.encode_controls("</s>a") == [words.bos, words.eos, *words.encode_controls("a", begin=False)]
+    assert words.eos not in words.encode("</s>a")
+
+
+@needs_real_ones
+def test_the_last_message_is_continued_where_the_request_says_so():
+    words, messages = vocabulary_of("qwen2"), make_messages("user Hi", "assistant The answer is <|im_end|>")
+    values = {"add_generation_prompt": False, "continue_final_message": True}
+    segments = ChatTemplate(words, CHATML).segments(messages, values=values)
+    assert segments[-1] == "assistant\nThe answer is <|im_end|>"
+    assert segments.count(words.specials["<|im_end|>"]) == 1
+
+
 def test_thoughts_in_earlier_answers_are_left_to_the_template():
     words = Vocabulary(byte_level([], ("<s>", "</s>", "<think>", "</think>")), "small")
     chat = ChatTemplate(words, THINKING)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import openai
 import pytest
-from serving_doubles import MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
+from serving_doubles import CONTEXT, MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
 
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
@@ -126,6 +126,35 @@ def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     assert again.choices[0].message.content == "user:hello|assistant:system:be brief|user:hello|user:?"
 
 
+def test_values_for_the_chat_template_reach_it(client: openai.OpenAI, engine: ScriptedEngine):
+    more = {"chat_template_kwargs": {"enable_thinking": True, "date": "today"}, "enable_thinking": False}
+    client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=more)
+    assert engine.values == {"enable_thinking": False, "date": "today"}
+    begun = [*HELLO, {"role": "assistant", "content": "We"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    client.chat.completions.create(model=MODEL, messages=begun, extra_body=more)
+    assert engine.values == more
+
+
+def test_a_prompt_may_be_tokens_or_have_control_tokens(client: openai.OpenAI, engine: ScriptedEngine):
+    whole = client.completions.create(model=MODEL, prompt="ab")
+    assert client.completions.create(model=MODEL, prompt=[97, 98]).choices[0].text == whole.choices[0].text
+    assert engine.plain == ((97, 98), False, True)
+    assert len(client.completions.create(model=MODEL, prompt=[[97], [98, 99]]).choices) == 2
+    client.completions.create(model=MODEL, prompt="x", extra_body={"parse_special": True, "add_special_tokens": False})
+    assert engine.plain == ("x", True, False)
+
+
+def test_prompts_are_shown_as_tokens_and_tokens_as_text(served: HttpServer):
+    http = served.client()._client
+    shown = http.post(f"{served.url}/tokenize", json={"prompt": "hé"}).json()
+    assert shown == {"count": 3, "max_model_len": CONTEXT, "tokens": list("hé".encode())}
+    assert http.post(f"{served.url}/detokenize", json={"tokens": shown["tokens"]}).json() == {"prompt": "hé"}
+    assert http.post(f"{served.url}/tokenize", json={"messages": HELLO}).json()["count"] > 3
+    for path, body in (("tokenize", {"prompt": ["a", "b"]}), ("tokenize", {}), ("detokenize", {"tokens": "ab"})):
+        assert http.post(f"{served.url}/{path}", json=body).status_code == 400
+
+
 def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: ScriptedEngine):
     answer = client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")]
@@ -204,8 +233,9 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
         ({"priority": 1}, "priority", "set it to 0"),
         ({"logprobs": 20, "max_tokens": 4000, "n": 2}, "logprobs", "8000 tokens are at most 100000, got 20"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"prompt": [1, 2]}, "prompt", "token ids are not taken"),
-        ({"prompt": []}, "prompt", "a text or a list of texts"),
+        ({"prompt": [1, True]}, "prompt", "a text, a list of token ids, or a list of these"),
+        ({"prompt": [[]]}, "prompt", "a text, a list of token ids, or a list of these"),
+        ({"prompt": []}, "prompt", "a text, a list of token ids, or a list of these"),
         ({"prompt": None}, "prompt", "required"),
         ({"prompt": ""}, "prompt", "must have 1 to"),
         ({"prompt": "x" * 4000}, "prompt", "got 4000"),
@@ -258,6 +288,10 @@ def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: s
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"echo": True}, "echo"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"not a name": 1}}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"),
     ],
 )
 def test_a_wrong_parameter_of_a_chat_is_named(client: openai.OpenAI, wrong: dict, param: str):
