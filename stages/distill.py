@@ -33,6 +33,11 @@ class Distiller:
         return 0
 
     @property
+    def held_out_acceptance(self) -> tuple[float | None, float | None]:
+        """Acceptance on held-out prompts of the drafter in service and as loaded, where an update has measured it."""
+        return None, None
+
+    @property
     def busy(self) -> bool:
         """Whether an update is being computed in parallel with decoding; a snapshot would wait for it."""
         return False
@@ -97,6 +102,11 @@ class Distill(Distiller):
     @override
     def head_version(self) -> int:
         return self.head.version
+
+    @property
+    @override
+    def held_out_acceptance(self) -> tuple[float | None, float | None]:
+        return self.drafter.trainer.held_out_acceptance
 
     @property
     @override

@@ -76,6 +76,7 @@ def make_learner(
             sink.numbers,
             lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
             sink.probe,
+            lambda: distill.held_out_acceptance,
         )
     drift = config.drift_in_effect
     response = _make_response(drift.response, models.drafter, head, distill, publisher)

@@ -92,6 +92,7 @@ class FolderPublisher(Publisher):
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
         probe: measures the drafter as it is on what never changes.
+        held_out: returns its acceptance on held-out prompts, and that of the drafter as loaded, where they are known.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class FolderPublisher(Publisher):
         numbers: Numbers,
         now: Callable[[], str],
         probe: Callable[[], ProbeResult] = ProbeResult,
+        held_out: Callable[[], tuple[float | None, float | None]] = lambda: (None, None),
     ) -> None:
-        self._probe = probe
+        self._probe, self._held_out = probe, held_out
         self._run_folder, self._write, self._state = run_folder, write, state
         self._origin, self._interval, self._now = origin, interval, now
         self._numbers = numbers
@@ -179,7 +181,9 @@ class FolderPublisher(Publisher):
         drafter = digest_drafter(read_manifest(folder))
         changes = "" if self._folders else "the drafter as it was loaded"
         if before:
-            changes = describe_changes(before[0], counters, drafter_changed=drafter != before[1])
+            changes = describe_changes(
+                before[0], counters, drafter_changed=drafter != before[1], held_out=self._held_out()
+            )
             if not changes or digest == before[2]:  # such as an update that was taken back
                 shutil.rmtree(folder)
                 return

@@ -110,17 +110,27 @@ def digest_drafter(manifest: VersionManifest) -> str:
     return digest_of({name: one for name, one in manifest["files"].items() if name not in BESIDE_DRAFTER})
 
 
-def describe_changes(before: Counters, after: Counters, *, drafter_changed: bool) -> str:
-    """Say what differs between two states of a drafter, and by how much; "" for nothing.
+def describe_changes(
+    before: Counters,
+    after: Counters,
+    *,
+    drafter_changed: bool,
+    held_out: tuple[float | None, float | None] = (None, None),
+) -> str:
+    """Say what differs between two states of a drafter, and by how much; "" for nothing. `held_out`: its acceptance on
+    held-out prompts now and as loaded.
 
     >>> one = {"drafter": 2, "head": 0, "cache": 9, "cache_entries": 9, "memory_tokens": 0}
     >>> describe_changes(one, {**one, "cache": 62, "cache_entries": 62, "memory_tokens": 1728}, drafter_changed=False)
     'drafter unchanged; n-grams +53, memory +1,728 tokens'
+    >>> describe_changes(one, {**one, "drafter": 3}, drafter_changed=True, held_out=(0.646, 0.312))
+    'drafter +1 update (0.646 of held-out tokens, as loaded 0.312)'
     """
     found = describe_additions(before, after)
-    drafter = (
-        f"drafter {_format_updates(after['drafter'] - before['drafter'])}" if drafter_changed else "drafter unchanged"
-    )
+    drafter, (now, loaded) = "drafter unchanged", held_out
+    if drafter_changed:
+        known = "" if now is None or loaded is None else f" ({now:.3f} of held-out tokens, as loaded {loaded:.3f})"
+        drafter = f"drafter {_format_updates(after['drafter'] - before['drafter'])}{known}"
     return "; ".join(filter(None, [drafter, found])) if found or drafter_changed else ""
 
 

@@ -66,6 +66,8 @@ class DrafterTrainer:
         yield_cpu: Callable[[], None] = lambda: None,
     ) -> None:
         self.served, self.loss_name, self.version = served, loss_name, 0
+        # acceptance on held-out examples of the drafter in service and as loaded, as its last update measured it
+        self.held_out_acceptance: tuple[float | None, float | None] = None, None
         self._loss, self._measure, self._training, self._yield_cpu = loss, measure, training, yield_cpu
         self._batcher = ExampleBatcher(served, allowed)
         self._candidate, self._baseline = served.copy_to_train(), served.copy_to_train()
@@ -185,6 +187,7 @@ class DrafterTrainer:
         self.served.load_weights(self._candidate.trained_weights)
         self._keep_masters()
         self._served_scores = attempt.scores
+        self.held_out_acceptance = step.after, step.baseline
         self.version += 1
         self._lr_scale = min(1.0, self._lr_scale * GROW)
         return attempt.step
@@ -275,7 +278,7 @@ class DrafterTrainer:
         _copy_weights(weights, self._candidate.trained_weights)
         self.served.load_weights(weights)
         self._keep_masters()
-        self._served_scores = {}
+        self._served_scores, self.held_out_acceptance = {}, (None, None)
         self._comparison.restart()
         self._optimizer, self._lr_scale = self._new_optimizer(), FIRST_LR_SCALE
         self.version += 1

@@ -213,14 +213,15 @@ def test_a_version_with_the_files_of_the_one_before_leaves_no_trace(publisher: F
 
 
 def test_idle_time_publishes_a_trained_drafter_and_not_after_every_prompt(drafter: Drafter, tmp_path: Path):
-    publisher = FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, 16, Numbers(), lambda: "now")
+    known = ProbeResult, lambda: (0.5, 0.25)
+    publisher = FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, 16, Numbers(), lambda: "now", *known)
     list(publisher.publish_baseline())
     found = []
     for offset in range(6):
         found += [*publisher.publish_if_due(make_completed(offset)), *publisher.publish_idle()]
         drafter.learn(**({"head": 1} if offset < 2 else {"drafter": 1}))
     assert [(event.offset, event.reason) for event in found] == [(3, "idle"), (5, "idle")]
-    assert found[0].changes == "drafter +1 update; head +2 updates"
+    assert found[0].changes == "drafter +1 update (0.500 of held-out tokens, as loaded 0.250); head +2 updates"
 
 
 def test_an_interval_waits_for_a_change(publisher: FolderPublisher, drafter: Drafter):

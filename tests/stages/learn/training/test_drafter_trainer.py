@@ -84,6 +84,8 @@ def test_learning_raises_the_acceptance_of_examples_that_were_held_out():
     trainer.hold_out(LATER)
     steps = [update(trainer, [COUNTING]) for _ in range(25)]
     assert steps[-1].after > steps[0].before + 0.3
+    served = [(step.after, step.baseline) for step in steps if step.served]
+    assert trainer.held_out_acceptance == served[-1]
     assert all(step.positions >= COUNTING.supervised_tokens for step in steps)
 
 
@@ -298,6 +300,7 @@ def test_adopted_weights_are_served_as_they_are_and_learned_from():
     assert same(weights(trainer.served.model), given)
     assert same(weights(trainer._candidate.model), given)
     assert trainer.version == version + 1
+    assert trainer.held_out_acceptance == (None, None), "it is that of the weights in service"
     trainer._replay = new_trainer()._replay  # what was learned from stays known
     step = update(trainer, [COUNTING])
     assert step.before == pytest.approx(rate), "what was known of the weights before is forgotten"
