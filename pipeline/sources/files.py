@@ -106,10 +106,6 @@ class ArrowRows(Rows):
         self.columns: Collection[str] = require_different(found.schema.names, f"'{path}'")
 
     @override
-    def count(self) -> None:
-        """Return None: all batches would have to be read."""
-
-    @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
         from pyarrow import ArrowException
 
@@ -175,10 +171,6 @@ class ManyRows(Rows):
         self.columns = self._first.columns
 
     @override
-    def count(self) -> None:
-        """Return None: the files would have to be opened one by one."""
-
-    @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
         line = 0
         for path in self._paths:
@@ -196,10 +188,6 @@ class StandardInputRows(Rows):
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-
-    @override
-    def count(self) -> None:
-        """Return None: the stream may never end."""
 
     @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:

@@ -51,10 +51,6 @@ class HubRows(Rows):
             self.columns: Collection[str] | None = getattr(self._rows, "column_names", None)
 
     @override
-    def count(self) -> None:
-        """Return None: a streamed dataset has no known length."""
-
-    @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
         with self._translate_errors():
             for line, values in enumerate(self._rows, start=1):
@@ -95,10 +91,6 @@ class RayRows(Rows):
         self.dataset = _get_dataset_name(spec)
         with self._translate_errors():
             self.columns = self._read_columns()
-
-    @override
-    def count(self) -> None:
-        """Return None: the files would have to be opened one by one."""
 
     @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:

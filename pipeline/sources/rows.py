@@ -48,8 +48,8 @@ class Rows(Protocol):
     columns: Collection[str] | None  # names; None if they are known only from the rows
 
     def count(self) -> int | None:
-        """Return the approximate number of rows, None if that is costly to know."""
-        ...
+        """Return the approximate number of rows; by default None: unknown, or costly to know."""
+        return None
 
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
         """Yield all rows in a fixed order; called at most once, holds a bounded part in memory.

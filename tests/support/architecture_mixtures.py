@@ -21,6 +21,18 @@ ROUTED = {
 }
 # With few heads, scores of several keys are exactly zero, and which of these are kept depends on the length of a pass.
 INDEX = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
+INKLING = {
+    "layer_types": alternate("hybrid_sliding", "hybrid"),
+    "sliding_window_size": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "rel_extent": 64,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "unpadded_vocab_size": 262,
+}
 GROUPS = {"n_group": 2, "topk_group": 1}
 
 EXPERTS_EVERYWHERE = (
@@ -111,41 +123,8 @@ EXPERTS_EVERYWHERE = (
     Architecture("glm4_moe", "GLM 4.5 to 4.7", ROUTED, drafts=True),
     Architecture("flint", "Flint", EXPERTS | SLIDING),
     Architecture("kolibri1", "Kolibri 1", EXPERTS | SLIDING),
-    Architecture(
-        "inkling_text",
-        "Inkling",
-        {
-            "layer_types": alternate("hybrid_sliding", "hybrid"),
-            "sliding_window_size": 16,
-            "swa_num_attention_heads": 4,
-            "swa_num_key_value_heads": 2,
-            "swa_head_dim": 16,
-            "rel_extent": 64,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "unpadded_vocab_size": 262,
-            "logits_mup_width_multiplier": 2.0,
-        },
-    ),
-    Architecture(
-        "inkling2_text",
-        "Inkling 2",
-        {
-            "layer_types": alternate("hybrid_sliding", "hybrid"),
-            "sliding_window_size": 16,
-            "swa_num_attention_heads": 4,
-            "swa_num_key_value_heads": 2,
-            "swa_head_dim": 16,
-            "rel_extent": 64,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "unpadded_vocab_size": 262,
-            "n_layers_per_attn_res_block": 1,
-        },
-    ),
+    Architecture("inkling_text", "Inkling", INKLING | {"n_shared_experts": 1, "logits_mup_width_multiplier": 2.0}),
+    Architecture("inkling2_text", "Inkling 2", INKLING | {"n_layers_per_attn_res_block": 1}),
     Architecture(
         "zaya",
         "ZAYA1",

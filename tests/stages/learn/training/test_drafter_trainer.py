@@ -79,6 +79,18 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+def update_until_dropped(trainer: DrafterTrainer) -> Step:
+    """Return the first step with BACKWARD that is dropped, after a check that it left the served weights."""
+    for _ in range(20):
+        before, version = weights(trainer.served.model), trainer.version
+        step = update(trainer, [BACKWARD])
+        if not step.served:
+            assert same(weights(trainer.served.model), before)
+            assert trainer.version == version
+            return step
+    raise AssertionError("no update was dropped")
+
+
 def test_learning_raises_the_acceptance_of_examples_that_were_held_out():
     trainer = new_trainer()
     trainer.hold_out(LATER)
@@ -103,15 +115,9 @@ def test_an_update_that_harms_the_held_out_examples_is_dropped():
     for _ in range(10):
         update(trainer, [COUNTING])
     hold_out_enough(trainer, LATER)
-    before, version = weights(trainer.served.model), trainer.version
-    steps = [update(trainer, [BACKWARD])]
-    while steps[-1].served and len(steps) < 20:
-        before, version = weights(trainer.served.model), trainer.version
-        steps.append(update(trainer, [BACKWARD]))
-    assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for one")
-    assert steps[-1].after < steps[-1].before - 0.01
-    assert same(weights(trainer.served.model), before)
-    assert trainer.version == version
+    step = update_until_dropped(trainer)
+    assert step.reason == "the gate saw a lower acceptance for one"
+    assert step.after < step.before - 0.01
 
 
 def test_a_dropped_update_leaves_no_trace_in_the_next():
@@ -237,15 +243,9 @@ def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
         update(trainer, [COUNTING])
     for example in (BACKWARD, BACKWARD, BACKWARD, BACKWARD, example_of(LATER.pieces, 5, target="other")):
         hold_out_enough(trainer, example)
-    before, version = weights(trainer.served.model), trainer.version
-    steps = [update(trainer, [BACKWARD])]
-    while steps[-1].served and len(steps) < 20:
-        before, version = weights(trainer.served.model), trainer.version
-        steps.append(update(trainer, [BACKWARD]))
-    assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for other")
-    assert steps[-1].after > steps[-1].before, "the whole is better"
-    assert same(weights(trainer.served.model), before)
-    assert trainer.version == version
+    step = update_until_dropped(trainer)
+    assert step.reason == "the gate saw a lower acceptance for other"
+    assert step.after > step.before, "the whole is better"
 
 
 def test_each_target_holds_out_examples_of_its_own():
