@@ -11,6 +11,7 @@ os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
 os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
 import logging
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ LONGEST = (  # files that take longest begin first, so that no process is left w
     "pipeline/run/",
 )
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WITH_RAY = ("cluster/test_ray_backend.py", "sources/test_ray_data.py", "contract/test_source_contract.py")
 
 
@@ -237,3 +239,15 @@ def ray_cluster(ray_address: str) -> Iterator[None]:
     ray.init(ray_address, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")  # its event loop occupies this thread while it is open
+def browser() -> Iterator[Any]:
+    """A window of headless Chromium; pages of one server share its cache."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
+    if CHROMIUM is None:
+        pytest.skip("the pages are tested in Chromium, which is not installed (Debian: apt install chromium)")
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium.new_context(viewport={"width": 1400, "height": 950}, accept_downloads=True)
+        chromium.close()

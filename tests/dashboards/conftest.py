@@ -1,6 +1,5 @@
 """The dashboards in a real browser. A page must print nothing on the console and send no request to another host."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -8,26 +7,12 @@ from typing import Any
 import pytest
 from serving_runs import Serve, serve_dashboards
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """A function that serves a folder of runs until the end of the test."""
     with ExitStack() as servers:
         yield lambda runs: servers.enter_context(serve_dashboards(runs))
-
-
-@pytest.fixture(scope="module")  # its event loop occupies this thread while it is open
-def browser() -> Iterator[Any]:
-    """A window of headless Chromium; pages of one server share its cache."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
-    if CHROMIUM is None:
-        pytest.skip("the pages are tested in Chromium, which is not installed (Debian: apt install chromium)")
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium.new_context(viewport={"width": 1400, "height": 950}, accept_downloads=True)
-        chromium.close()
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from faulty_runs import NOBODY, Life, Stream, World, differences, rows_of, strays
 from object_serving import ObjectServer
+from scaling import run_in_parallel
 from serving_process import ServerProcess, server_arguments, server_process
 from serving_tiny import OFTEN, assert_sound, texts
 from test_object_runs import pull_run
@@ -43,29 +43,17 @@ def share(kills: int, seeds: range, seed: int) -> int:
     return kills // len(seeds) + (seed < kills % len(seeds))
 
 
-@contextmanager
-def keep_compacting(run: Path) -> Iterator[None]:
+def keep_compacting(run: Path) -> AbstractContextManager[None]:
     """Compact a log repeatedly, as another process would, while a run writes it. Raises if a compaction fails."""
-    done, failures = threading.Event(), []
 
-    def work() -> None:
-        try:
-            while not done.wait(0.3):
-                for log in (run, partition_folder(run, LEARNER)):
-                    if (log / MANIFEST).exists():
-                        with suppress(FileNotFoundError):  # a folder that is being created
-                            compact(log)
-        except Exception as error:
-            failures.append(error)
+    def work(over: threading.Event) -> None:
+        while not over.wait(0.3):
+            for log in (run, partition_folder(run, LEARNER)):
+                if (log / MANIFEST).exists():
+                    with suppress(FileNotFoundError):  # a folder that is being created
+                        compact(log)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    assert not failures, failures
+    return run_in_parallel(work)
 
 
 def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chance: random.Random) -> int:

@@ -1,7 +1,5 @@
 """The choice between trees and drafts of the model: by expected tokens per cost, from past verdicts alone."""
 
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -497,17 +495,6 @@ def test_a_stage_that_is_restored_continues_alike():
     seen = run(stage, rows, 20)
     assert run(again, restored, 20) == seen
     assert {source for *_, source in seen} >= {DraftSource.MODEL, DraftSource.LOOKUP}
-
-
-def test_nothing_of_a_row_is_kept_after_a_block_and_its_release():
-    stage = new_stage()
-    row, _ = admit(stage, row_of([1, 2, 1, 2]), row_of([3]))
-    emit(stage, stage([row, _]), 1)
-    stage.release(row)
-    gone = weakref.ref(row)
-    del row, _
-    gc.collect()
-    assert gone() is None
 
 
 def test_a_drift_gives_new_text_more_weight():

@@ -1,5 +1,6 @@
 """Publishing: when a version is made, what its manifest records, and that its folder is complete."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,25 @@ import pytest
 from event_making import make_completed
 from event_making import make_drifted as drift
 
-from pipeline.learning.publisher import FolderPublisher, Numbers, Origin
+from pipeline.learning.publisher import DrafterFiles, FolderPublisher, Numbers, Origin
 from stages.learn.training.probe import ProbeResult
 from store.events import VersionPublished
-from store.registry.version_folder import VersionManifest, open_version
+from store.registry.version_folder import ManifestFields, VersionManifest, open_version, seal
 
+FIELDS = ManifestFields(
+    name="d",
+    version=0,
+    parent=None,
+    run="r",
+    offset=0,
+    target="t",
+    drafter="d",
+    pair="p",
+    counters={},
+    created_at="",
+    drift=None,
+    metrics={},
+)
 ORIGIN = Origin("omnidraft-drafter", "tuesday", "builtin:target", "builtin:drafter", "ab" * 32)
 
 
@@ -231,3 +246,53 @@ def test_an_interval_waits_for_a_change(publisher: FolderPublisher, drafter: Dra
         drafter.learn(head=int(offset == 4))
         found += publisher.publish_if_due(make_completed(offset))
     assert [(event.offset, event.reason) for event in found] == [(4, "interval")]
+
+
+class SavedDrafter:
+    """Weights, an adapter, and a counter of updates."""
+
+    def __init__(self) -> None:
+        self.version = self.saved = 0
+
+    def save(self, folder: Path) -> None:
+        self.saved += 1
+        (folder / "adapter").mkdir(parents=True)
+        for name in ("model.safetensors", "adapter/weights.safetensors"):
+            (folder / name).write_text(f"{name} {self.version}")
+
+
+def make_version(files: DrafterFiles, folder: Path, head: str) -> dict[str, str]:
+    """Write a version as a publisher does, and return its files as they are read again."""
+    files.write(folder)
+    (folder / "head.safetensors").write_text(head)
+    seal(folder, FIELDS)
+    return {name: (folder / name).read_text() for name in open_version(folder)["files"]}
+
+
+def content(version: int, head: str) -> dict[str, str]:
+    names = ("model.safetensors", "adapter/weights.safetensors")
+    return {name: f"{name} {version}" for name in names} | {"head.safetensors": head}
+
+
+def test_a_version_has_the_drafter_of_its_time_and_its_own_head(tmp_path: Path):
+    drafter = SavedDrafter()
+    files = DrafterFiles(drafter.save, lambda: drafter.version)
+    for number, updates in enumerate([0, 0, 0, 1, 1, 3]):
+        drafter.version = updates
+        assert make_version(files, tmp_path / f"{number}", f"head {number}") == content(updates, f"head {number}")
+    assert drafter.saved == 3, "once per update that was in service"
+    assert (tmp_path / "0" / "model.safetensors").samefile(tmp_path / "2" / "model.safetensors")
+    assert open_version(tmp_path / "0")["files"].keys() == content(0, "").keys(), "no file of a later one"
+
+
+@pytest.mark.parametrize("lost", ["the folder", "a file"])
+def test_it_is_written_again_where_the_earlier_version_was_removed(tmp_path: Path, lost: str):
+    drafter = SavedDrafter()
+    files = DrafterFiles(drafter.save, lambda: drafter.version)
+    make_version(files, tmp_path / "0", "a")
+    if lost == "the folder":
+        shutil.rmtree(tmp_path / "0")
+    else:
+        (tmp_path / "0" / "adapter" / "weights.safetensors").unlink()
+    assert make_version(files, tmp_path / "1", "b") == content(0, "b")
+    assert drafter.saved == 2

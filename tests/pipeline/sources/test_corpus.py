@@ -1,8 +1,11 @@
 """Built-in texts: held-out modules are never used for training, and a stream is the same every time."""
 
+import re
+
 import pytest
 
 from pipeline.sources import corpus
+from pipeline.sources.corpus import TEMPLATES, make_questions
 
 
 def find_modules(passages: list[corpus.Passage]) -> set[str]:
@@ -51,3 +54,17 @@ def test_a_stream_is_long_enough_and_its_prompts_are_prompts(kind: str):
         assert len(passage.prompt) <= 700
         assert passage.text == passage.prompt + passage.rest
         assert "\0" not in passage.prompt
+
+
+def test_a_stream_depends_on_its_seed_alone_and_uses_every_template_before_one_again():
+    patterns = [
+        re.sub(r"\\{\w\w*\\}", r"\\S+", re.escape(line.partition("\t")[2]))
+        for line in TEMPLATES.read_text().splitlines()
+    ]
+    first = make_questions(3, len(patterns))
+    assert first == make_questions(3, 1000)[: len(patterns)] != make_questions(4, len(patterns))
+    used = {next(pattern for pattern in patterns if re.fullmatch(pattern, question)) for question, _ in first}
+    assert len(used) == len(patterns)
+    (muffins,) = [one for one in first if "muffins" in one[0]]
+    baked, given, eaten = map(int, re.findall(r"\d+", muffins[0]))
+    assert muffins[1] == str(baked - given - eaten)

@@ -6,7 +6,6 @@ OMNIDRAFT_PICTURES=docs/images renews the screenshots of docs/versions.md.
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
 from store.registry.registry import default_uri, find_only_model, list_versions, promote
 
-CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 NO_PANEL = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
@@ -82,18 +80,11 @@ def server(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
-    if CHROMIUM is None:
-        pytest.skip("the pages are opened in Chromium, which is not installed (Debian: apt install chromium)")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = opened.new_context(viewport={"width": 1400, "height": 950})
-        context.add_init_script(NO_PANEL)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        yield page
-        opened.close()
+def page(browser: Any) -> Any:
+    browser.add_init_script(NO_PANEL)
+    page = browser.new_page()
+    page.set_default_timeout(60_000)
+    return page
 
 
 def save_screenshot(page: Any, name: str) -> None:
