@@ -125,6 +125,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     corrected = learn.trains_output_layer and (learn.enabled or config.serve.learn == "off")
     if corrected:
         untie_output(drafter.model)
+        drafter.trains_output = config.dtype == "float32"  # in which all of a copy is trained
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
     if corrected or (not learn.enabled and (folder / STATES_FILE).is_file()):
         targets = config.router.targets

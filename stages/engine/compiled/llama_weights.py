@@ -107,7 +107,11 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     @override
     @torch.inference_mode()
-    def refresh(self) -> None:
+    def refresh(self, *, layers: bool = True) -> None:
+        self._output: PackedMatrix | None = None  # the whole output layer, once it is needed
+        if not layers:
+            super().refresh(layers=False)
+            return
         family = find_family(self.model)
         assert family is not None, "see `has_compiled_forward`"
         self._family: Family = family
@@ -118,7 +122,6 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)
         self.logit_factor = family.logits(config)
         self.logit_cap: float = getattr(config, "final_logit_softcapping", None) or 0.0
-        self._output: PackedMatrix | None = None  # the whole output layer, once it is needed
         self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
         self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
 

@@ -158,8 +158,10 @@ class Forward(Protocol):
         """
         ...
 
-    def refresh(self) -> None:
-        """Take over changed weights of the model, where its modules do not hold them."""
+    def refresh(self, *, layers: bool = True) -> None:
+        """Take over changed weights of the model, where its modules do not hold them; without `layers` those
+        of the output layer.
+        """
         return
 
     def share(self) -> "Forward":

@@ -67,13 +67,14 @@ class PackedLlamaWeights:
         self.refresh()
 
     @torch.inference_mode()
-    def refresh(self) -> None:
-        """Pack the weights again after they changed."""
+    def refresh(self, *, layers: bool = True) -> None:
+        """Pack the weights again after they changed; without `layers` only those of the output layer did."""
         core = self.model.model
-        self._read_embedding(core.embed_tokens)
-        layers = core.layers if self.version else report_layers(self.model.config.name_or_path, core.layers)
-        self.layers = [self._make_layer(layer) for layer in layers]
-        self.norm_W: Tensor = core.norm.weight
+        if layers:
+            self._read_embedding(core.embed_tokens)
+            shown = core.layers if self.version else report_layers(self.model.config.name_or_path, core.layers)
+            self.layers = [self._make_layer(layer) for layer in shown]
+            self.norm_W: Tensor = core.norm.weight
         self.version += 1
 
     def _read_embedding(self, embedding: Any) -> None:

@@ -35,8 +35,8 @@ class SlotForward(Forward):
         return self.weights.describe()
 
     @override
-    def refresh(self) -> None:
-        self.weights.refresh()
+    def refresh(self, *, layers: bool = True) -> None:
+        self.weights.refresh(layers=layers)
 
     def restrict(self, ids: Sequence[int] | None) -> None:
         """Compute only the logits of these ids; all others become minus infinity. None computes all."""

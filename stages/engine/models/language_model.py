@@ -100,6 +100,7 @@ class LanguageModel:
         self._packed_weights: PackedLlamaWeights | None = None
         self.measurements = measurements or Measurements()
         self.extra: nn.Module | None = None  # trained with the model, but no part of it
+        self.trains_output = False  # whether of the model only the output layer is trained
         self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
         self._changes = _WeightChanges()
         self._order: list[SequenceState] = []
@@ -282,7 +283,7 @@ class LanguageModel:
         for current, new in zip(self.trained_weights, weights, strict=True):
             current.copy_(new)
         self._changes.count += 1
-        self.forward_pass.refresh()
+        self.forward_pass.refresh(layers=not self.trains_output)
 
     @property
     def weight_changes(self) -> int:
@@ -291,23 +292,28 @@ class LanguageModel:
 
     @property
     def trained_weights(self) -> list[Tensor]:
-        """The weights that training changes, always in the same order: the adapter's if there is one, else all, and the
-        extra ones.
+        """The weights that training changes, always in the same order: those of the adapter or of the output layer, or
+        all, and the extra ones.
         """
-        trained = [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+        trained = [weight for name, weight in self.model.named_parameters() if self.is_trained(name)]
         return [*trained, *self.extra.parameters()] if self.extra else trained
 
-    def _is_trained(self, weight: str) -> bool:
-        return self.adapter is None or is_adapter_weight(weight, self.adapter)
+    def is_trained(self, weight: str) -> bool:
+        """Whether a weight of the model is trained, by its name."""
+        if self.adapter:
+            return is_adapter_weight(weight, self.adapter)
+        module, _, name = weight.rpartition(".")
+        outputs = self.model.get_output_embeddings()
+        return not self.trains_output or (name == "weight" and self.model.get_submodule(module) is outputs)
 
     def copy_to_train(self) -> "LanguageModel":
         """Return a model with its own copy of the trained weights in float32; the other weights are shared."""
-        fixed = [weight for name, weight in self.model.named_parameters() if not self._is_trained(name)]
+        fixed = [weight for name, weight in self.model.named_parameters() if not self.is_trained(name)]
         # Rotary frequencies may change with the length of a text, and the copy is trained in another thread.
         shared = [buffer for name, buffer in self.model.named_buffers() if "inv_freq" not in name]
         model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *shared)})
         copied = LanguageModel(model, self.name, self.adapter)
-        copied.extra = copy.deepcopy(self.extra)
+        copied.extra, copied.trains_output = copy.deepcopy(self.extra), self.trains_output
         for weight in copied.trained_weights:
             weight.data = weight.data.float()
             weight.requires_grad_()
@@ -366,7 +372,8 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
     if model.adapter:
         return read_adapter(model.model, model.adapter, folder / ADAPTER_FOLDER)
     dtype = str(model.model.dtype).removeprefix("torch.")
-    return list(load_causal_model(str(folder), dtype, str(model.device)).parameters())
+    loaded = load_causal_model(str(folder), dtype, str(model.device))
+    return [weight for name, weight in loaded.named_parameters() if model.is_trained(name)]
 
 
 def fingerprint(model: LanguageModel) -> str:

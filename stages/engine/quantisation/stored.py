@@ -31,6 +31,9 @@ class StoredMatrix:
     rows_OX: Bytes  # blocks of each output, a view of the file
     order_O: Tensor | None = None  # which row of the file is which output; None: they are in the same order
 
+    def __deepcopy__(self, memo: object) -> "StoredMatrix":
+        return self  # a copy would be one of the file
+
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""

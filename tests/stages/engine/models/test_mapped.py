@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
-from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
+from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
 from stages.engine.quantisation.modules import find_stored, is_mapped, mean_bytes
 from stages.engine.quantisation.stored import StoredRows
 
@@ -133,3 +133,21 @@ def test_a_drafter_that_is_trained_is_read_whole(tmp_path: Path):
         drafter = load_drafter(config.with_overrides({"learn.enabled": enabled}), path, "cpu")
         assert is_mapped(drafter.model) is not enabled
         assert len(drafter.trained_weights) > 0
+
+
+def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precision(tmp_path: Path):
+    path = str(write_case("biases", tmp_path))
+    config = Config().with_overrides({"targets": ("never read",), "drafter": path})
+    drafter = load_drafter(config, path, "cpu")
+    layer, states = drafter.model.lm_head.weight, list(drafter.extra.parameters())
+    assert list(map(id, drafter.trained_weights)) == list(map(id, [layer, *states]))
+    copied, text = drafter.copy_to_train(), list(range(5, 25))
+    own = {id(weight) for weight in drafter.model.parameters()}
+    assert [name for name, weight in copied.model.named_parameters() if id(weight) not in own] == ["lm_head.weight"]
+    packed, before_TV = drafter.forward_pass.weights, read_in_steps(drafter, text)
+    layers = packed.layers
+    drafter.load_weights([layer * 2, *states])
+    assert packed.layers is layers, "still in the bits of the file"
+    torch.testing.assert_close(read_in_steps(drafter, text), 2 * before_TV, atol=2e-2, rtol=1e-2)
+    copied.model.save_pretrained(tmp_path / "version")
+    assert torch.equal(read_trained_weights(tmp_path / "version", drafter)[0] * 2, layer)
