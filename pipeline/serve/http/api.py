@@ -113,6 +113,7 @@ def make_app(
     app.add_middleware(AuthMiddleware, key=api_key, served=host, metrics=metrics)
     add_error_handlers(app)
     _add_status_endpoints(app, engine, metrics, active)
+    _add_token_endpoints(app, completions)
 
     # They read the bodies themselves: FastAPI would parse and validate a long one on the event loop.
     @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
@@ -125,6 +126,15 @@ def make_app(
         """Complete a conversation with the next message."""
         return await completions.respond(request, parse_chat)
 
+    @app.get("/docs", include_in_schema=False)
+    async def show_operations() -> Response:
+        return HTMLResponse(_format_operations(app))
+
+    app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
+    return app
+
+
+def _add_token_endpoints(app: FastAPI, completions: "_Completions") -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Show the tokens of a `prompt` or of `messages`, which are encoded as in a completion or a chat."""
@@ -134,13 +144,6 @@ def make_app(
     async def detokenize(request: Request) -> Response:
         """Show the text of `tokens`."""
         return await completions.detokenize(request)
-
-    @app.get("/docs", include_in_schema=False)
-    async def show_operations() -> Response:
-        return HTMLResponse(_format_operations(app))
-
-    app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
-    return app
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
