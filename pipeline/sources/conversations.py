@@ -38,6 +38,8 @@ def read_messages(value: object) -> Messages:
         content = _join_parts(one.get("content") if "content" in one else one.get("value"))
         if content is None and not one.get("tool_calls"):
             raise ValueError(f"message {number} must have a 'content' of text, got something else")
+        if "\0" in (content or ""):
+            raise ValueError(f"message {number} must not contain NUL characters")
         shown = {key: one[key] for key in SHOWN_KEYS if one.get(key) is not None}
         messages.append(shown | {"role": role, "content": content or ""})
     return messages
@@ -60,7 +62,8 @@ def list_turns(messages: Messages) -> list[Messages]:
 
 def to_text(messages: Messages, tools: Sequence[Any] = ()) -> str:
     """Return the text of a prompt."""
-    return json.dumps({"messages": messages, "tools": tools} if tools else messages, ensure_ascii=False)
+    value = {"messages": messages, "tools": tools} if tools else messages
+    return json.dumps(value, ensure_ascii=False, default=str)  # a table may have values that JSON has not
 
 
 def from_text(text: str) -> tuple[Messages, list[Any]] | None:

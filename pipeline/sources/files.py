@@ -118,7 +118,9 @@ class ArrowRows(Rows):
                     line += 1
                     yield SourceRow(line, values)
         except (ArrowException, OSError) as error:
-            raise SourceError(f"'{self._path}' is damaged after row {line}: {_join_lines(error)}.") from None
+            raise SourceError(
+                f"'{self._path}' is damaged after row {line}: {_join_lines(error)}. Get the file again."
+            ) from None
 
 
 class JsonLinesRows(Rows):

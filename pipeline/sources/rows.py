@@ -130,7 +130,7 @@ class PromptRule:
         try:
             prompts = self._read_prompt(values) if PROMPT in names else [""]
             others = {name: _read_value(name, values) for name in names if name not in (None, PROMPT)}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Fault(str(error))
         if self.template != PROMPT_ALONE and any(map(from_text, prompts)):
             return Fault("the prompt must be text where a template is given, got a conversation")
@@ -174,8 +174,8 @@ class PromptRule:
             raise ValueError(f"the prompt in '{field}' must not be empty")
         if field != "instruction":
             return value
-        text = "\n".join([value, *(str(beside[name]) for name in ("input",) if beside.get(name))])
-        system = beside.get("system")
+        more, system = beside.get("input"), beside.get("system")
+        text = f"{value}\n{more}" if more else value
         return to_text([{"role": "system", "content": system}, {"role": "user", "content": text}]) if system else text
 
     def _list_other_columns(self) -> list[str]:

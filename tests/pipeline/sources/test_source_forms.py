@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas
@@ -72,6 +73,14 @@ def test_calls_and_tools_of_a_conversation_are_kept(tmp_path, tools: object):
     assert found == [TOOL]
 
 
+def test_a_table_s_values_in_calls_are_kept_as_text(tmp_path):
+    call = {"function": {"name": "add", "arguments": {"day": datetime(2026, 1, 2, tzinfo=UTC)}}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages}]), tmp_path / "x.parquet")
+    [text] = list_texts(read(tmp_path / "x.parquet"))
+    assert "2026-01-02" in text
+
+
 def test_an_instruction_has_its_input_and_system_text(tmp_path):
     assert read_row(tmp_path, {"instruction": "Add.", "input": "2, 2", "output": "4"}) == ["Add.\n2, 2"]
     assert read_row(tmp_path, {"instruction": "Add.", "input": ""}) == ["Add."]
@@ -93,6 +102,9 @@ def test_an_instruction_has_its_input_and_system_text(tmp_path):
         ({"messages": [ANSWER]}, "the conversation in 'messages' must have a message of the user"),
         ({"messages": [USER], "tools": {"a": 1}}, "the tools must be a list"),
         ({"messages": [USER], "tools": "["}, "Expecting value"),
+        ({"messages": [USER], "tools": "[" * 200_000}, "maximum recursion depth"),
+        ({"messages": [{"role": "user", "content": "a\0b"}]}, "message 1 must not contain NUL characters"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "the prompt must be valid Unicode"),
     ],
 )
 def test_a_conversation_that_cannot_be_read_is_rejected_with_its_message(tmp_path, row: dict[str, object], reason: str):
