@@ -261,7 +261,8 @@ class ChatEncoder(Conversation):
 class PlainConversation(Conversation):
     """Encodes conversations for a target without a chat template: the contents only, with blank lines between them.
 
-    Such a target was not trained on roles, so none are written. It completes the last message.
+    Such a target was not trained on roles, so none are written. It completes the last message. Values for a template
+    change nothing.
     """
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
@@ -271,8 +272,6 @@ class PlainConversation(Conversation):
     def encode_conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
     ) -> Ids:
-        if values:
-            raise ConversationError("Values for a chat template need one, but the target has none; leave them out")
         if tools or any(one.get("tool_calls") for one in messages):
             raise ConversationError("Tools need a chat template, but the target has none; leave them out")
         text = "\n\n".join(message["content"] for message in messages)
