@@ -14,7 +14,6 @@ Shapes: N rows, O outputs, I inputs, B blocks of outputs.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 from llvmlite import ir
 
@@ -42,9 +41,8 @@ NARROW_TILE = 2  # with 16 registers of half the size
 MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
 STEP = 8  # groups that are unpacked, and then multiplied with all rows
 BYTES = 4 * VECTOR_SIZE  # of a vector
-FEW = 2  # rows whose products are added while codes are in registers
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
-AHEAD = 4096  # bytes between what is multiplied and what is prefetched: a processor prefetches the next lines only
+AHEAD = 4096  # bytes between numbers that are multiplied and those that are prefetched
 NUMBER_BITS = {"bfloat16": 16, "float32": 32}
 
 
@@ -115,9 +113,9 @@ class _Product:
         self._rows = emit.builder.select(wanted, emit.field(header, Header.WANTED), self._rows)
         self._groups = emit.field(step, Field.GROUPS)
         self._tile = TILE if features.wide_registers else NARROW_TILE
-        self._word_bytes, self._scale_bytes = kind.sizes
         self._scales, self._middle = (kind.codes.parts, kind.codes.middle) if kind.codes else (0, 0)
-        self._matrix, self._matrix_scales = (emit.pointer(step, field) for field in (Field.MATRIX, Field.SCALES))
+        fields = zip((Field.MATRIX, Field.SCALES), kind.sizes, strict=True)
+        self._stored = [(emit.pointer(step, field), size) for field, size in fields]  # and the bytes of a packed block
         self._inputs, self._input_sums = (emit.pointer(step, field) for field in (Field.INPUTS, Field.INPUT_SUMS))
         self._totals = emit.reserve(MOST * COLUMNS)
         # What is unpacked: of each block the codes of `STEP` groups, and their scales and minima.
@@ -129,38 +127,9 @@ class _Product:
     def emit_blocks(self) -> None:
         """Emit the loop over groups of blocks, and over some rows within."""
         emit = self._emit
-        few = FEW if self._features.wide_registers and self._kind.rounds and self._kind.has_groups else 0
-        with emit.loop(self._begin, self._end) as item:
+        with emit.loop(self._begin, self._end) as item, emit.loop(0, self._rows, MOST) as first:
             block = emit.multiply(item, COLUMNS)
-            with emit.builder.if_else(emit.builder.icmp_signed("<=", self._rows, emit.long(few))) as branches:
-                with branches[0]:
-                    emit.switch(self._rows, {rows: partial(self._emit_few, block, rows) for rows in range(1, few + 1)})
-                with branches[1], emit.loop(0, self._rows, MOST) as first:
-                    self._emit_rows(block, first, emit.smaller(emit.subtract(self._rows, first), MOST))
-
-    def _emit_few(self, block: Value, rows: int) -> None:
-        """Emit the outputs of few rows, whose products are added while codes are in registers."""
-        emit, kind = self._emit, self._kind.codes
-        assert kind is not None
-        input_bytes, sum_bytes = sizes_of_group(self._kind.input_bits)
-        totals = [[emit.variable(VECTOR, emit.floats(0.0)) for _ in range(rows)] for _ in range(COLUMNS)]
-        for total in chain(*totals):
-            emit.set(total, emit.floats(0.0))
-        count = emit.divide(self._groups, kind.groups)
-        with emit.loop(0, count) as place:
-            firsts = [emit.multiply(emit.add(block, column), count) for column in range(COLUMNS)]
-            columns = [self._read_block(kind, emit.add(first, place)) for first in firsts]
-            begin = emit.multiply(place, kind.groups)
-            starts = [emit.add(emit.multiply(self._groups, row), begin) for row in range(rows)]
-            for number, groups in enumerate(zip(*columns, strict=True)):
-                inputs, sums = (
-                    [emit.offset(address, emit.add(start, number), size) for start in starts]
-                    for address, size in ((self._inputs, input_bytes), (self._input_sums, sum_bytes))
-                )
-                self._add_groups(totals, groups, inputs, sums)
-        for column, own in enumerate(totals):
-            for row, total in enumerate(own):
-                self._store_outputs(emit.add(block, column), emit.long(row), emit.get(total, VECTOR))
+            self._emit_rows(block, first, emit.smaller(emit.subtract(self._rows, first), MOST))
 
     def _emit_rows(self, block: Value, first: Value, count: Value) -> None:
         """Emit the sums of some rows and blocks over all groups, and their outputs."""
@@ -206,12 +175,25 @@ class _Product:
             self._emit.store(vector, self._emit.offset(start, number, BYTES), 64)
 
     def _read_block(self, kind: CodeType, number: Value) -> Iterator[Group]:
-        """Prefetch what follows a packed block later, and yield its groups."""
-        emit, places = self._emit, ((self._matrix, self._word_bytes), (self._matrix_scales, self._scale_bytes))
-        words, scales = (emit.offset(address, number, size) for address, size in places)
-        for address, size in ((words, self._word_bytes), (scales, self._scale_bytes)):
-            emit.prefetch(emit.offset(address, AHEAD // size, size), size)
-        yield from kind.unpack(Block(emit, words, scales, kind.scale_size, self._features))
+        """Yield the groups of a packed block."""
+        words, scales = (self._emit.offset(address, number, size) for address, size in self._stored)
+        yield from kind.unpack(Block(self._emit, words, scales, kind.scale_size, self._features))
+
+    def _find_next(self, part: _Part, column: Value) -> list[tuple[Value, int]]:
+        """Return where the words and scales begin that a column unpacks next, and the bytes that a group has of them.
+
+        They are prefetched group by group while what is unpacked is multiplied, or the memory would rest meanwhile.
+        """
+        emit, kind = self._emit, self._kind.codes
+        if kind is None:
+            return []
+        group, block = emit.add(part.begin, STEP), emit.add(part.block, column)
+        ends = emit.builder.icmp_signed(">=", group, self._groups)
+        group = emit.subtract(group, emit.builder.select(ends, self._groups, emit.long(0)))
+        block = emit.add(block, emit.builder.select(ends, emit.long(COLUMNS), emit.long(0)))
+        number = emit.add(emit.multiply(block, self._groups), group)
+        sizes = [(start, size // kind.groups) for start, size in self._stored]
+        return [(emit.offset(start, number, size), size) for start, size in sizes]
 
     def _emit_tiles_of_rows(self, part: _Part, column: Value, count: Value) -> None:
         """Emit the products of some groups of a block, added to the sums of all rows: `TILE` rows at a time."""
@@ -233,11 +215,15 @@ class _Product:
         totals = [emit.variable(VECTOR, emit.floats(0.0)) for _ in numbers]
         for total, address in zip(totals, addresses, strict=True):
             emit.set(total, emit.load(address, VECTOR, 64))
+        follows = self._find_next(part, column)
         with emit.loop(0, part.groups) as group:
+            with emit.builder.if_then(emit.builder.icmp_signed("==", row, emit.long(0))):
+                for address, size in follows:
+                    emit.prefetch(emit.offset(address, group, size), size)
             inputs = [emit.offset(self._inputs, emit.add(start, group), input_bytes) for start in starts]
             sums = [emit.offset(self._input_sums, emit.add(start, group), sum_bytes) for start in starts]
             if self._kind.has_groups:
-                self._add_groups([totals], [self._load_group(column, group)], inputs, sums)
+                self._add_group(totals, self._load_group(column, group), inputs, sums)
             else:
                 first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
                 self._add_numbers(totals, emit.add(first, group), inputs)
@@ -257,9 +243,10 @@ class _Product:
     def _add_numbers(self, totals: Sequence[Value], number: Value, inputs: Sequence[Value]) -> None:
         """Add the products of a group of numbers in the matrix to the sums of all rows."""
         emit = self._emit
-        start = emit.offset(self._matrix, number, self._word_bytes)
+        matrix, size = self._stored[0]
+        start = emit.offset(matrix, number, size)
         if self._kind.bits < 32:  # reading numbers of 32 bits takes all of the memory
-            emit.prefetch(emit.offset(start, AHEAD, 1), self._word_bytes)
+            emit.prefetch(emit.offset(start, AHEAD, 1), size)
         weights = (self._read_numbers(start, place) for place in range(GROUP))
         for total, product in zip(totals, self._multiply_numbers(weights, 0, inputs), strict=True):
             emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
@@ -273,18 +260,14 @@ class _Product:
         short = emit.load(emit.offset(numbers, place * VECTOR_SIZE, 2), kind, 32)
         return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
 
-    def _add_groups(
-        self, totals: Sequence[Sequence[Value]], groups: Sequence[Group], inputs: Sequence[Value], sums: Sequence[Value]
-    ) -> None:
-        """Add the products of the same group of some blocks to the sums of all rows. `totals` has one of each block and
-        row, `inputs` the address of each row's inputs of the group, `sums` what is known of them, see `InputSum`.
+    def _add_group(self, totals: Sequence[Value], group: Group, inputs: Sequence[Value], sums: Sequence[Value]) -> None:
+        """Add the products of a group to the sums of all rows. `inputs` has the address of each row's inputs of the
+        group, `sums` of what is known of them, see `InputSum`.
         """
         multiply = self._multiply_rounded if self._kind.rounds else self._multiply_codes
         for part in range(self._scales):
-            products = multiply(groups, part, inputs, sums)
-            for own_totals, group, own_products in zip(totals, groups, products, strict=True):
-                for total, product, own in zip(own_totals, own_products, sums, strict=True):
-                    self._emit.set(total, self._add_product(group, part, product, own, self._emit.get(total, VECTOR)))
+            for total, product, own in zip(totals, multiply(group, part, inputs, sums), sums, strict=True):
+                self._emit.set(total, self._add_product(group, part, product, own, self._emit.get(total, VECTOR)))
 
     def _add_product(self, group: Group, part: int, product: Value, sums: Value, total: Value) -> Value:
         """Return a row's total plus its product with the codes of a group's part."""
@@ -317,30 +300,24 @@ class _Product:
     def _spread(self, start: Value, number: int, kind: ir.Type) -> Value:
         return self._emit.spread(self._emit.load(self._emit.offset(start, number, 4), kind))
 
-    def _multiply_rounded(
-        self, groups: Sequence[Group], part: int, inputs: Sequence[Value], sums: Sequence[Value]
-    ) -> list[list[Value]]:
-        """Return each block's and row's products with the codes of a group's part: sums of integers, in float32."""
+    def _multiply_rounded(self, group: Group, part: int, inputs: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        """Return each row's products with the codes of a group's part: sums of integers, in float32."""
         emit, size = self._emit, VECTORS // self._scales
-        centres, planes = [self._find_centre(part, own) for own in sums], range(self._kind.input_bits // 8)
-        totals = [[[emit.ints(0) if plane else centre for plane in planes] for centre in centres] for _ in groups]
+        planes = range(self._kind.input_bits // 8)
+        totals = [[emit.ints(0) if plane else self._find_centre(part, own) for plane in planes] for own in sums]
         for number in range(part * size, (part + 1) * size):
-            for row, start in enumerate(inputs):
+            for start, own in zip(inputs, totals, strict=True):
                 for plane in planes:
                     few = self._spread(start, plane * VECTORS + number, INT)
-                    for group, rows in zip(groups, totals, strict=True):
-                        own = rows[row]
-                        own[plane] = self._features.add_dot(emit, own[plane], group.codes[number], few)
-        return [[self._join_sums(*own) for own in rows] for rows in totals]
+                    own[plane] = self._features.add_dot(emit, own[plane], group.codes[number], few)
+        return [self._join_sums(*own) for own in totals]
 
-    def _multiply_codes(
-        self, groups: Sequence[Group], part: int, inputs: Sequence[Value], sums: Sequence[Value]
-    ) -> list[list[Value]]:
-        """Return each block's and row's products with the codes of a group's part, in float32."""
+    def _multiply_codes(self, group: Group, part: int, inputs: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        """Return each row's products with the codes of a group's part, in float32."""
         size = GROUP // self._scales
         numbers = range(part * size, (part + 1) * size)
-        weights = ((self._number_code(group, number) for number in numbers) for group in groups)
-        return [list(self._multiply_numbers(own, numbers[0], inputs)) for own in weights]
+        weights = (self._number_code(group, number) for number in numbers)
+        return list(self._multiply_numbers(weights, numbers[0], inputs))
 
     def _multiply_numbers(self, weights: Iterable[Value], first: int, inputs: Sequence[Value]) -> Iterator[Value]:
         """Yield each row's products with the weights of consecutive inputs."""
