@@ -6,6 +6,7 @@ One thread runs it. Between two blocks it ends cancelled and overdue requests, a
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -107,7 +108,8 @@ class LiveEngine(Engine):
             raise UnfitPromptError(error.reason) from error  # a client cannot change settings
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
-        return self._check_length(self._vocabulary.decode(tokens), tokens, pieces)
+        prompt = self._check_length(self._vocabulary.decode(tokens), tokens, pieces)
+        return replace(prompt, call_style=self._conversation.call_style) if tools else prompt
 
     @override
     def compile_grammar(self, source: GrammarSource) -> None:

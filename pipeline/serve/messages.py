@@ -15,7 +15,7 @@ from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
-from stages.vocabulary.chat import NO_VALUES
+from stages.vocabulary.chat import NO_VALUES, CallStyle
 
 NO_PREFIXES = PrefixCounts()
 PlainPrompt = str | tuple[int, ...]  # a text, or the target's tokens
@@ -58,6 +58,7 @@ class EncodedPrompt:
     text: str
     tokens: tuple[int, ...]
     pieces: tuple[int, ...]
+    call_style: CallStyle | None = None  # in which the target calls tools; None unless tools were given
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ The markers of the target's chat template become special tokens; the contents of
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, takewhile
 from typing import Any, Protocol
 
@@ -20,7 +22,6 @@ Message = Mapping[str, Any]  # texts `role` and `content`; also `tool_calls`, `t
 Tool = Mapping[str, Any]  # `type` and `function`, as chat templates expect it
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write roles as text: no others are accepted
-CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"  # around a call
 OTHER_CALLS = "<function="  # of templates whose calls are not JSON
 SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
 NO_VALUES: Mapping[str, Any] = {}  # for a template, beside messages and tools
@@ -29,6 +30,29 @@ THOUGHTS = ("<think>", "</think>")  # of a reasoning model, whose template remov
 PLACEHOLDER = "\ue000{}\ue000"  # of a name in a message: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
 Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
+
+
+@dataclass(frozen=True)
+class CallStyle:
+    """How a model writes calls of tools: as JSON with a name and arguments, or a list of these, between markers.
+
+    At the beginning of a text, and after a call, no marker is needed: small models leave it out.
+    """
+
+    begin: str = ""
+    end: str = ""  # the end of the text closes a call, too
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(marker for marker in (self.begin, self.end) if marker)
+
+
+HERMES = CallStyle("<tool_call>", "</tool_call>")  # also of Qwen
+MISTRAL = CallStyle("[TOOL_CALLS]")
+LLAMA = CallStyle("<|python_tag|>")
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
+PROBE_CALL = {"id": "omnidraft", "type": "function", "function": {"name": "probe", "arguments": {"value": 1}}}
+LLAMA_CALL = re.compile(r'"name":\s*"probe",\s*"parameters":\s*\{\s*"value"')
 
 
 class ConversationError(ConfigError):
@@ -80,6 +104,8 @@ class ChatTemplate:
         if wrong is not None or not messages:
             got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
             raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
+        if any(one.get("tool_calls") or one.get("tool_call_id") for one in messages):
+            messages = self._adapt_calls(messages)
         names: list[str] = []
         hidden = [self._hide_names(message, names, message["role"] == "assistant") for message in messages]
         hidden_tools, hidden_values = self._hide_names(tools, names), self._hide_names(values, names)
@@ -110,20 +136,46 @@ class ChatTemplate:
 
         return self._hidden.sub(hide, value)
 
+    @cached_property
+    def call_style(self) -> CallStyle | None:
+        """How the template lets calls be written, by that of an earlier call; None if that is unknown."""
+        asked, called = (
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
+        )
+        try:
+            text = self._render([asked, called], [PROBE_TOOL])
+        except ConversationError:  # it cannot show calls, but may demand them
+            text = self._render([asked], [PROBE_TOOL])
+        if OTHER_CALLS in text:
+            return None
+        written = next((style for style in (HERMES, MISTRAL) if style.begin in text), None)
+        return written or (LLAMA if LLAMA_CALL.search(text) else None)
+
     def _check_tools(
         self, text: str, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]
     ) -> None:
         silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
-        if tools and (text == self._render(messages, (), values) or CALL_BEGIN not in text or OTHER_CALLS in text):
+        if tools and (self.call_style is None or text == self._render(messages, (), values)):
             raise ConversationError(
-                f"The chat template of {self._vocabulary.name} must show tools and demand calls as {CALL_BEGIN}JSON"
-                f"{CALL_END}, but does not; leave 'tools' out"
+                f"The chat template of {self._vocabulary.name} must show tools and demand calls as {HERMES.begin}JSON"
+                f"{HERMES.end}, as {MISTRAL.begin}JSON, or as JSON with name and parameters, but does not; "
+                "leave 'tools' out"
             )
         if any(one.get("tool_calls") for one in messages) and text == self._render(silent, tools, values):
             raise ConversationError(
                 f"The chat template of {self._vocabulary.name} must show the calls of tools, but does not; "
                 "leave 'tool_calls' out"
             )
+
+    def _adapt_calls(self, messages: Sequence[Message]) -> list[Message]:
+        """Write earlier calls as the templates of a style demand it: one a message, or with ids of nine letters."""
+        if self.call_style is LLAMA:
+            split: list[Message] = []
+            for one in messages:
+                split += [{**one, "tool_calls": [call]} for call in one.get("tool_calls") or ()] or [one]
+            return split
+        return list(messages) if self.call_style is not MISTRAL else [_shorten_ids(one) for one in messages]
 
     def _split_at_markers(self, text: str) -> Iterator[Segment]:
         done = 0
@@ -154,6 +206,17 @@ class ChatTemplate:
             ) from error
 
 
+def _shorten_ids(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        given = message.get("tool_call_id")
+        return {**message, "tool_call_id": _shorten_id(given)} if given else message
+    return {**message, "tool_calls": [{**call, "id": _shorten_id(call["id"])} for call in message["tool_calls"]]}
+
+
+def _shorten_id(given: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9]", "", given)[-9:].rjust(9, "0")
+
+
 def _find_span(marker: Any, text: str, start: int, stop: int) -> tuple[int, int] | None:
     """Return the span that a special token matches for its name at `start:stop`, with white space around it that it
     includes; None if the name is part of a longer word.
@@ -173,7 +236,10 @@ def is_word(character: str) -> bool:
 
 
 class Conversation(Protocol):
-    """Encodes messages and conversations as prompts."""
+    """Encodes messages and conversations as prompts. `call_style` is how the target writes calls of tools."""
+
+    @property
+    def call_style(self) -> CallStyle | None: ...
 
     def encode(self, message: str) -> Ids:
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
@@ -239,6 +305,11 @@ class ChatEncoder(Conversation):
         self.template = ChatTemplate(target, template)
         self._target, self._for_drafter = target, DrafterEncoder(target, drafter, pair)
 
+    @property
+    @override
+    def call_style(self) -> CallStyle | None:
+        return self.template.call_style
+
     @override
     def encode_conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
@@ -264,6 +335,8 @@ class PlainConversation(Conversation):
     Such a target was not trained on roles, so none are written. It completes the last message. Values for a template
     change nothing.
     """
+
+    call_style = None
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
         self._target, self._drafter = target, drafter

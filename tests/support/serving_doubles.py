@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openai import OpenAI
@@ -33,7 +33,7 @@ from pipeline.serve.messages import (
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
-from stages.vocabulary.chat import NO_VALUES
+from stages.vocabulary.chat import HERMES, NO_VALUES
 from store.errors import ConfigError
 from store.hosts import listen
 
@@ -81,6 +81,7 @@ class ScriptedEngine(Engine):
         self.requests: list[GenerationRequest] = []
         self.sources: list[GrammarSource] = []
         self.tools: list[Mapping[str, Any]] = []  # of the last chat
+        self.call_style = HERMES
         self.values: Mapping[str, Any] = {}  # of the last chat
         self.plain: tuple[PlainPrompt, bool, bool] = ("", False, False)  # the last plain prompt, and how it is encoded
         self.pending: list[PendingRequest] = []
@@ -118,7 +119,8 @@ class ScriptedEngine(Engine):
         self.tools, self.values = list(tools), dict(values)
         if messages[-1]["role"] == "assistant" and not values:
             raise UnfitPromptError("the last message must not be the assistant's")
-        return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
+        prompt = self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
+        return replace(prompt, call_style=self.call_style if tools else None)
 
     @override
     def compile_grammar(self, source: GrammarSource) -> None:

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from html import escape
 from typing import Any
@@ -234,6 +234,7 @@ class _Completions:
             size = LONG_BYTES + 1 if parsed.grammar else len(body)  # compiling takes as long as a long text
             encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
             prompts = await run_while_connected(request.receive, encoding)
+        parsed = replace(parsed, tool_use=parsed.tool_use.adopt_style(prompts[0].call_style))
         stream = ResponseStream(self._metrics, arrived)
         request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
         remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
@@ -241,13 +242,14 @@ class _Completions:
             raise deadline_error(self._limits.deadline_seconds)
         if self._active.shutting_down:
             raise shutdown_error()
+        style = parsed.tool_use.style
         requests = [
             GenerationRequest(
                 request_id=request_id,
                 prompt=prompt,
                 sampling=parsed.sampling,
                 grammar=parsed.grammar,
-                markers=parsed.tool_use.markers,
+                markers=style.markers if style else (),
                 store=parsed.body.store,
                 timeout_seconds=remaining_seconds,
                 choice=place * parsed.body.n + number,

@@ -20,7 +20,7 @@ from serving_tiny import (
 )
 from tiny_pair import TinyPair
 
-from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
+from pipeline.serve.http.tool_calls import BARE, CallReader, ToolUse
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import Grammar, GrammarSource
@@ -116,7 +116,7 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
         "required": ["n"],
         "additionalProperties": False,
     }
-    use = ToolUse((), CallForm.BARE, (("add", parameters), ("now", {"type": "object"})), frozenset({"add", "now"}))
+    use = ToolUse((), BARE, (("add", parameters), ("now", {"type": "object"})), frozenset({"add", "now"}))
     source = use.make_grammar()
     assert source is not None
     called = Counter[str]()

@@ -6,7 +6,7 @@ import pytest
 from tokenizer_making import MERGES, byte_level
 
 from stages.vocabulary import chat
-from stages.vocabulary.chat import ChatTemplate
+from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, CallStyle, ChatTemplate
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -39,6 +39,18 @@ Write each call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_e
 {% endif %}"""
 DEAF = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
 IN_XML = TEMPLATE.replace('{"name": ..., "arguments": ...}', "<function=...>")
+# As those of Mistral and of Llama 3, shortened.
+LISTED = """{% for message in messages %}{% if message.role == "user" %}{% if tools %}[AVAILABLE_TOOLS]{{ tools }}
+[/AVAILABLE_TOOLS]{% endif %}[INST]{{ message.content }}[/INST]{% elif message.tool_calls %}[TOOL_CALLS] [
+{%- for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception("9 letters") }}{% endif %}
+{{- (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}{{ "" if loop.last else ", " }}{% endfor %}]</s>
+{%- else %}[TOOL_RESULTS]{{ message.content }} {{ message.tool_call_id }}{% endif %}{% endfor %}"""
+WITH_PARAMETERS = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.tool_calls %}
+{%- if message.tool_calls | length > 1 %}{{ raise_exception("one call at a time") }}{% endif %}
+{%- set call = message.tool_calls[0].function %}{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}
+{%- else %}{% for tool in tools or () if loop.first %}{{ tool | tojson }}{% endfor %}{{ message.content }}{% endif %}
+{%- endfor %}"""
 NAMES = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
@@ -84,6 +96,23 @@ def test_the_prompt_is_that_of_the_template(content: str):
 def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[dict], template: str):
     with pytest.raises(ConfigError, match="must show"):
         read(template, messages, tools)
+
+
+@pytest.mark.parametrize(
+    ("template", "style", "shown"),
+    [
+        (TEMPLATE, HERMES, '</tool_call><tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'),
+        (LISTED, MISTRAL, '{"a": 1, "b": "é"}, "id": "567890ab1"}, {"name": "add", "arguments": {"a": 1, "b": "é"}, '),
+        (WITH_PARAMETERS, LLAMA, '{"name": "add", "parameters": {"a": 1, "b": "é"}}<|im_start|>assistant\n{"name": '),
+    ],
+)
+def test_earlier_calls_are_shown_in_the_style_of_the_template(template: str, style: CallStyle, shown: str):
+    calls = [{**CALL, "id": f"call_1234567890ab{number}"} for number in (1, 2)]
+    results = [{"role": "tool", "content": "2", "tool_call_id": call["id"]} for call in calls]
+    text = read(template, [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results], [TOOL])
+    assert shown in text
+    assert ("567890ab2" in text.partition("[TOOL_RESULTS]2 567890ab1")[2]) == (style is MISTRAL)
+    assert ChatTemplate(make_vocabulary(), template).call_style == style
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_doubles import MODEL, ScriptedEngine, run_http_server
 
-from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
+from pipeline.serve.http.tool_calls import BARE, CallReader, ToolUse
+from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, CallStyle
 
 ADD = {
     "type": "function",
@@ -28,11 +29,18 @@ NO_CALLS = [
     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
     '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
     '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "add", "arguments": {"a": 1}}',
+    '<tool_call>{"name": "add", "arguments": {"a": 1}',
+    '<tool_call>{"name": "add", "arguments": {"a": 1}} then',
+    '<tool_call>{"name": "add", "name": "add", "arguments": {}}</tool_call>',
     "ends in a marker <tool_ca",
     "<tool_call>" + "[" * 3500 + "</tool_call>",
 ]
-USE = ToolUse(form=CallForm.TAGGED, names=frozenset({"add", "now"}))
+STYLES = {
+    HERMES: [CALL, OTHER],
+    MISTRAL: ['[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}, "id": "1"}]'],
+    LLAMA: ['<|python_tag|>{"name": "add", "parameters": {"a": 1}};', '{"name": "now", "parameters": {}}'],
+}
+ADD_NOW = [("add", '{"a": 1}'), ("now", "{}")]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +59,8 @@ def talk(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def read_parts(parts: list[str], use: ToolUse = USE) -> tuple[str, list[tuple[str, str]]]:
-    reader, content, calls = CallReader(use), "", []
+def read_parts(parts: list[str], style: CallStyle = HERMES) -> tuple[str, list[tuple[str, str]]]:
+    reader, content, calls = CallReader(ToolUse(style=style, names=frozenset({"add", "now"}))), "", []
     for number, part in enumerate(parts, start=1):
         more, found = reader.push(part, last=number == len(parts))
         content += more
@@ -139,11 +147,63 @@ def test_wrong_tools_are_refused(client: openai.OpenAI, wrong: dict[str, object]
     assert caught.value.param == param
 
 
-pieces = st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "_call>", " ", "\n", "a", CALL, OTHER, "{", "}"])
+@pytest.mark.parametrize("style", STYLES, ids=("hermes", "mistral", "llama"))
+def test_calls_of_a_style_at_any_split(style: CallStyle):
+    calls = "\n".join(STYLES[style])
+    begin = style.begin
+    broken = [begin, begin * 2, f"`{begin}` in code", f'{begin}{{"name": "add", "arguments": {{"a": "']
+    cases = [(calls, "")] + [(f"See {text}, then {calls}", f"See {text}, then") for text in broken[:3]]
+    cases += [(f"See {calls.removesuffix(style.end)}", "See"), (f"{broken[3]}{calls}", broken[3])]
+    for text, content in cases:
+        if style is LLAMA and not text.startswith(("<", "{")):
+            text = text.replace("\n{", f"\n{begin}{{")
+        assert read_parts([text], style) == (content, ADD_NOW), text
+        for place in range(len(text) + 1):
+            assert read_parts([text[:place], text[place:]], style) == (content, ADD_NOW), (text, place)
+        assert read_parts(list(text), style) == (content, ADD_NOW), text
 
 
-@given(st.lists(pieces, max_size=12).map("".join), st.data())
-def test_any_division_of_a_text_gives_the_same(text: str, data: st.DataObject):
+def test_bare_calls():
+    assert read_parts([' {"name": "add", "parameters": {"a": 1}} ; {"name": "now", "parameters": {}} ;'], LLAMA) == (
+        "",
+        ADD_NOW,
+    )
+    assert read_parts(['{"name": "add", "arguments": {"a": 1}}\n'], BARE) == ("", ADD_NOW[:1])
+    assert read_parts(list('{"name": "add", "arguments": {"a": 1}}{"name": "now", "arguments": {}}\n')) == ("", ADD_NOW)
+    for text in ('{"sum": 1}', 'So {"name": "now", "parameters": {}}', '  {"name": "now"', "[]", "[1]", " ;", '"now"'):
+        assert read_parts(list(text), LLAMA) == read_parts([text], HERMES) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call> is a marker", 'a <tool_call>{"sum": 1', '<tool_call>{"name": "n", ', "<tool_call>{]"]
+)
+def test_what_cannot_become_a_call_is_not_held_back(text: str):
+    reader = CallReader(ToolUse(style=HERMES, names=frozenset({"add", "now"})))
+    content = "".join(reader.push(character)[0] for character in text)
+    assert content == text.rstrip()
+
+
+MARKS = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<tool",
+    "_call>",
+    "[",
+    "]",
+    ";",
+    ",",
+    "{",
+    "}",
+]
+pieces = st.sampled_from(
+    [*MARKS, " ", "\n", "a", '"', '{"name": "now", ', '"arguments": {}}', *STYLES[MISTRAL], *STYLES[LLAMA], CALL, OTHER]
+)
+
+
+@given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([HERMES, MISTRAL, LLAMA, BARE]), st.data())
+def test_any_division_of_a_text_gives_the_same(text: str, style: CallStyle, data: st.DataObject):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read_parts(parts) == read_parts([text])
+    assert read_parts(parts, style) == read_parts([text], style) == read_parts([*text, ""], style)
