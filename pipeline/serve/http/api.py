@@ -49,6 +49,7 @@ from pipeline.serve.http.response_stream import (
     ThreadPools,
     run_while_connected,
 )
+from pipeline.serve.http.responses_api import ResponseObject, ResponseRequest, parse_response
 from pipeline.serve.messages import EncodedPrompt, Engine, GenerationRequest
 from stages.sampling.params import SamplingParams
 from store.errors import ConfigError
@@ -126,6 +127,11 @@ def make_app(
         """Complete a conversation with the next message."""
         return await completions.respond(request, parse_chat)
 
+    @app.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
+    async def create_response(request: Request) -> Response:
+        """Complete a conversation, as `/v1/chat/completions`, in the form of OpenAI's newer interface."""
+        return await completions.respond(request, parse_response)
+
     @app.get("/docs", include_in_schema=False)
     async def show_operations() -> Response:
         return HTMLResponse(_format_operations(app))
@@ -155,7 +161,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for operation in (operation for path in described["paths"].values() for operation in path.values()):
         operation["responses"].pop("422", None)  # FastAPI's own; errors here have OpenAI's form
-    kinds: list[Any] = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+    kinds: list[Any] = [(kind, "validation") for kind in (CompletionRequest, ChatRequest, ResponseRequest)]
     described["components"] = {"schemas": models_json_schema(kinds, ref_template=REFERENCE)[1]["$defs"]}
     return described
 
@@ -236,7 +242,8 @@ class _Completions:
             prompts = await run_while_connected(request.receive, encoding)
         parsed = replace(parsed, tool_use=parsed.tool_use.adopt_style(prompts[0].call_style))
         stream = ResponseStream(self._metrics, arrived)
-        request_id = ("chatcmpl-" if parsed.is_chat else "cmpl-") + uuid.uuid4().hex
+        kind = ("resp_" if parsed.shown is not None else "chatcmpl-") if parsed.is_chat else "cmpl-"
+        request_id = kind + uuid.uuid4().hex
         remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
         if remaining_seconds <= 0:
             raise deadline_error(self._limits.deadline_seconds)
@@ -261,7 +268,8 @@ class _Completions:
         stream.submit(self._engine, requests)
         echoes = [request.prompt.text if parsed.echo else "" for request in requests]
         decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
-        completion = CompletionResponse(request_id, decode_token, parsed, echoes, seconds)
+        make = CompletionResponse if parsed.shown is None else ResponseObject
+        completion = make(request_id, decode_token, parsed, echoes, seconds)
         self._active.add(stream)
         if parsed.body.stream:
             return _EventStreamResponse(stream, completion, self._active)
@@ -313,7 +321,7 @@ class _Completions:
         return parsed
 
     def _prepare(self, parsed: ParsedRequest) -> list[EncodedPrompt]:
-        param = "messages" if parsed.is_chat else "prompt"
+        param = ("messages" if parsed.shown is None else "input") if parsed.is_chat else "prompt"
         try:
             if parsed.is_chat:
                 prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools, parsed.values)]

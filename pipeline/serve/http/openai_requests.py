@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
+from pipeline.serve.http.errors import ApiError, JsonObject, format_value, unsupported_error, wrong_value_error
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.tool_calls import MAX_TOOLS, NO_TOOLS, STRICT, EarlierCall, Tool, ToolUse, read_tool_use
 from pipeline.serve.messages import PlainPrompt
@@ -38,7 +38,9 @@ SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
 _NO_TOOL, _NULL_ONLY = ("none", "auto"), ()
-_ANY_VALUE = {"parallel_tool_calls", "prompt_cache_key", "reasoning_effort", "safety_identifier"}
+_ANY_VALUE = {"max_tool_calls", "parallel_tool_calls", "prompt_cache_key", "reasoning", "reasoning_effort"} | {
+    "safety_identifier"
+}
 _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("audio", "moderation", "prediction", "web_search_options"), _NULL_ONLY),
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), _NULL_ONLY),
@@ -47,10 +49,13 @@ _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("functions", "tools"), ([],)),
     **dict.fromkeys(("function_call", "tool_choice"), _NO_TOOL),
     **dict.fromkeys(("min_tokens", "priority"), (0,)),
+    **dict.fromkeys(("context_management", "conversation", "prompt"), _NULL_ONLY),
+    "background": (False,),
     "length_penalty": (1,),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
+    "truncation": ("disabled",),
     "verbosity": ("medium",),
 }
 
@@ -203,6 +208,7 @@ class ParsedRequest:
     controls: bool = False  # whether names of control tokens in a prompt are these tokens
     begin: bool = True  # whether a prompt begins with BOS
     echo: bool = False
+    shown: JsonObject | None = None  # of a request to `/v1/responses`, what its response repeats
 
     @property
     def is_chat(self) -> bool:
@@ -215,7 +221,7 @@ class ParsedRequest:
 
 def parse_completion(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for a plain completion. Raises `ApiError` that names the wrong parameter."""
-    request = _validate(CompletionRequest, body)
+    request = validate(CompletionRequest, body)
     if request.echo and request.logprobs is not None:
         raise unsupported_error("echo", True, "false when 'logprobs' is set")
     most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
@@ -234,7 +240,7 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Sampl
 
 def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for the next message of a conversation. Raises `ApiError` as `parse_completion`."""
-    request = _validate(ChatRequest, body)
+    request = validate(ChatRequest, body)
     if request.top_logprobs and not request.logprobs:
         raise wrong_value_error("top_logprobs", "come with 'logprobs': true", request.top_logprobs)
     given = {most for most in (request.max_completion_tokens, request.max_tokens) if most is not None}
@@ -346,7 +352,8 @@ def read_tokens(body: Mapping[str, object]) -> list[int]:
 Model = TypeVar("Model", bound=CommonRequest)
 
 
-def _validate(kind: type[Model], body: Mapping[str, object]) -> Model:
+def validate(kind: type[Model], body: Mapping[str, object]) -> Model:
+    """Read a body. Raises `ApiError` that names the wrong parameter."""
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
         if name in kind.model_fields or name in _ANY_VALUE:

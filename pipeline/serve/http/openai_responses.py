@@ -162,7 +162,7 @@ class CompletionResponse:
         finish: Finish | None = None,
         calls: int = 0,
     ) -> JsonObject:
-        scores = _chat_logprobs if self._parsed.is_chat else _completion_logprobs
+        scores = format_chat_logprobs if self._parsed.is_chat else _completion_logprobs
         logprobs = None if scored is None else scores(scored, self._bytes_of)
         reason = "tool_calls" if calls and finish is Finish.STOP else finish
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
@@ -187,7 +187,8 @@ def encode_event(value: object) -> bytes:
     return b"data: " + encode_json(value) + b"\n\n"
 
 
-def _chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
+def format_chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
+    """Format log probabilities of a chat: one entry a token, with its alternatives."""
 
     def format_entry(token: int, logprob: float) -> JsonObject:
         data = bytes_of(token)

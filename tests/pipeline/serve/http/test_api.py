@@ -13,6 +13,7 @@ from serving_doubles import CONTEXT, MODEL, HttpServer, ScriptedEngine, run_http
 
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
+from pipeline.serve.http.responses_api import ResponseRequest
 from pipeline.serve.messages import Finish
 from stages.sampling.params import SamplingParams
 
@@ -310,7 +311,8 @@ def test_the_interface_is_described(served: HttpServer, closed: HttpServer):
         assert "://" not in page.text  # nothing is loaded from elsewhere
     paths, schemas = described["paths"], described["components"]["schemas"]
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics"} <= set(paths)
-    for path, kind in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
+    bodies = {"completions": CompletionRequest, "chat/completions": ChatRequest, "responses": ResponseRequest}
+    for path, kind in ((f"/v1/{name}", kind) for name, kind in bodies.items()):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = schemas[body.rpartition("/")[2]]
         assert list(schema["properties"]) == list(kind.model_fields)
