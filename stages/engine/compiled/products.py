@@ -11,7 +11,7 @@ bytes: an input of 16 bits is two of them, whose sums are joined.
 Shapes: N rows, O outputs, I inputs, B blocks of outputs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from stages.engine.compiled.llvm.emitter import (
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, InputSum, sizes_of_group
 from stages.engine.compiled.steps import Field, Header
+from stages.engine.compiled.tiles import ROWS, TileProducts
 from stages.engine.quantisation.groups import GROUP
 from stages.engine.quantisation.layouts import CODE_TYPES, VECTORS, WORD, CodeType, Group
 
@@ -123,13 +124,23 @@ class _Product:
         self._codes, self._scales_and_minima = (
             emit.reserve(COLUMNS * STEP * count) for count in (VECTORS, self._factors)
         )
+        self._tiles: TileProducts | None = None
+        if kind.rounds and kind.has_groups and features.tiles:
+            self._tiles = TileProducts(emit, self._scales, kind.input_bits // 8)
 
     def emit_blocks(self) -> None:
         """Emit the loop over groups of blocks, and over some rows within."""
         emit = self._emit
+        enough = emit.builder.icmp_signed(">=", self._rows, emit.long(ROWS))
+        if self._tiles is not None:
+            with emit.builder.if_then(enough):
+                self._tiles.configure()
         with emit.loop(self._begin, self._end) as item, emit.loop(0, self._rows, MOST) as first:
             block = emit.multiply(item, COLUMNS)
             self._emit_rows(block, first, emit.smaller(emit.subtract(self._rows, first), MOST))
+        if self._tiles is not None:
+            with emit.builder.if_then(enough):
+                self._tiles.release()
 
     def _emit_rows(self, block: Value, first: Value, count: Value) -> None:
         """Emit the sums of some rows and blocks over all groups, and their outputs."""
@@ -140,7 +151,7 @@ class _Product:
             part = _Part(block, first, begin, emit.smaller(emit.subtract(self._groups, begin), STEP))
             self._unpack(part)
             with emit.loop(0, COLUMNS) as column:
-                self._emit_tiles_of_rows(part, column, count)
+                self._emit_column(part, column, count)
         with emit.loop(0, count) as row, emit.loop(0, COLUMNS) as column:
             total = emit.load(self._place_total(row, column), VECTOR, 64)
             self._store_outputs(emit.add(block, column), emit.add(first, row), total)
@@ -195,18 +206,22 @@ class _Product:
         sizes = [(start, size // kind.groups) for start, size in self._stored]
         return [(emit.offset(start, number, size), size) for start, size in sizes]
 
-    def _emit_tiles_of_rows(self, part: _Part, column: Value, count: Value) -> None:
-        """Emit the products of some groups of a block, added to the sums of all rows: `TILE` rows at a time."""
-        emit = self._emit
-        rest = emit.remainder(count, self._tile)
+    def _emit_column(self, part: _Part, column: Value, count: Value) -> None:
+        """Emit the products of some groups of a block, added to the sums of all rows: of 16 by tiles, then `TILE`."""
+        emit, done = self._emit, self._emit.long(0)
+        if self._tiles is not None:
+            done = emit.subtract(count, emit.remainder(count, ROWS))
+            with emit.loop(0, done, ROWS) as row:
+                self._emit_few(part, column, row, ROWS, self._tiles)
+        rest = emit.remainder(emit.subtract(count, done), self._tile)
         whole = emit.subtract(count, rest)
-        with emit.loop(0, whole, self._tile) as row:
-            self._emit_tile(part, column, row, self._tile)
+        with emit.loop(done, whole, self._tile) as row:
+            self._emit_few(part, column, row, self._tile)
         few = range(1, self._tile)
-        emit.switch(rest, {rows: partial(self._emit_tile, part, column, whole, rows) for rows in few})
+        emit.switch(rest, {rows: partial(self._emit_few, part, column, whole, rows) for rows in few})
 
-    def _emit_tile(self, part: _Part, column: Value, row: Value, rows: int) -> None:
-        """Emit the products of some groups of a block, added to the sums of some rows."""
+    def _emit_few(self, part: _Part, column: Value, row: Value, rows: int, tiles: TileProducts | None = None) -> None:
+        """Emit the products of some groups of a block, added to the sums of some rows, perhaps by tiles."""
         emit = self._emit
         input_bytes, sum_bytes = sizes_of_group(self._kind.input_bits)
         numbers = [emit.add(row, number) for number in range(rows)]
@@ -215,15 +230,31 @@ class _Product:
         totals = [emit.variable(VECTOR, emit.floats(0.0)) for _ in numbers]
         for total, address in zip(totals, addresses, strict=True):
             emit.set(total, emit.load(address, VECTOR, 64))
+        codes = self._place_group(self._codes, column, emit.long(0), VECTORS)
+        block = codes, emit.offset(self._inputs, starts[0], input_bytes), emit.multiply(self._groups, input_bytes)
+        if tiles:
+            tiles.multiply(*block, emit.long(0))
         follows = self._find_next(part, column)
         with emit.loop(0, part.groups) as group:
             with emit.builder.if_then(emit.builder.icmp_signed("==", row, emit.long(0))):
                 for address, size in follows:
                     emit.prefetch(emit.offset(address, group, size), size)
+            if tiles:
+                following = emit.add(group, 1)
+                with emit.builder.if_then(emit.builder.icmp_signed("<", following, part.groups)):
+                    tiles.multiply(*block, following)
             inputs = [emit.offset(self._inputs, emit.add(start, group), input_bytes) for start in starts]
             sums = [emit.offset(self._input_sums, emit.add(start, group), sum_bytes) for start in starts]
             if self._kind.has_groups:
-                self._add_group(totals, self._load_group(column, group), inputs, sums)
+                own = self._load_group(column, group)
+                products: Callable[[int], Iterable[Value]]
+                if tiles:
+                    products = partial(self._read_tiles, tiles, group, sums)
+                elif self._kind.rounds:
+                    products = partial(self._multiply_rounded, own, inputs, sums)
+                else:
+                    products = partial(self._multiply_codes, own, inputs)
+                self._add_group(totals, own, sums, products)
             else:
                 first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
                 self._add_numbers(totals, emit.add(first, group), inputs)
@@ -260,13 +291,14 @@ class _Product:
         short = emit.load(emit.offset(numbers, place * VECTOR_SIZE, 2), kind, 32)
         return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
 
-    def _add_group(self, totals: Sequence[Value], group: Group, inputs: Sequence[Value], sums: Sequence[Value]) -> None:
-        """Add the products of a group to the sums of all rows. `inputs` has the address of each row's inputs of the
-        group, `sums` of what is known of them, see `InputSum`.
+    def _add_group(
+        self, totals: Sequence[Value], group: Group, sums: Sequence[Value], products: Callable[[int], Iterable[Value]]
+    ) -> None:
+        """Add the products of a group, by its parts, to the sums of all rows. `sums` has the address of what is known
+        of each row's inputs of the group, see `InputSum`.
         """
-        multiply = self._multiply_rounded if self._kind.rounds else self._multiply_codes
         for part in range(self._scales):
-            for total, product, own in zip(totals, multiply(group, part, inputs, sums), sums, strict=True):
+            for total, product, own in zip(totals, products(part), sums, strict=True):
                 self._emit.set(total, self._add_product(group, part, product, own, self._emit.get(total, VECTOR)))
 
     def _add_product(self, group: Group, part: int, product: Value, sums: Value, total: Value) -> Value:
@@ -300,7 +332,13 @@ class _Product:
     def _spread(self, start: Value, number: int, kind: ir.Type) -> Value:
         return self._emit.spread(self._emit.load(self._emit.offset(start, number, 4), kind))
 
-    def _multiply_rounded(self, group: Group, part: int, inputs: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+    def _read_tiles(self, tiles: TileProducts, group: Value, sums: Sequence[Value], part: int) -> Iterator[Value]:
+        """Yield each row's products with the codes of a group's part, in float32, which tiles have computed."""
+        for row, own in enumerate(sums):
+            low, *high = tiles.read(group, part, row)
+            yield self._join_sums(self._emit.builder.add(low, self._find_centre(part, own)), *high)
+
+    def _multiply_rounded(self, group: Group, inputs: Sequence[Value], sums: Sequence[Value], part: int) -> list[Value]:
         """Return each row's products with the codes of a group's part: sums of integers, in float32."""
         emit, size = self._emit, VECTORS // self._scales
         planes = range(self._kind.input_bits // 8)
@@ -312,12 +350,12 @@ class _Product:
                     own[plane] = self._features.add_dot(emit, own[plane], group.codes[number], few)
         return [self._join_sums(*own) for own in totals]
 
-    def _multiply_codes(self, group: Group, part: int, inputs: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-        """Return each row's products with the codes of a group's part, in float32."""
+    def _multiply_codes(self, group: Group, inputs: Sequence[Value], part: int) -> Iterator[Value]:
+        """Yield each row's products with the codes of a group's part, in float32."""
         size = GROUP // self._scales
         numbers = range(part * size, (part + 1) * size)
         weights = (self._number_code(group, number) for number in numbers)
-        return list(self._multiply_numbers(weights, numbers[0], inputs))
+        return self._multiply_numbers(weights, numbers[0], inputs)
 
     def _multiply_numbers(self, weights: Iterable[Value], first: int, inputs: Sequence[Value]) -> Iterator[Value]:
         """Yield each row's products with the weights of consecutive inputs."""

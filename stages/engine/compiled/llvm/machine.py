@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,7 @@ class Features:
     # of 16; 0 without any.
     dots: int
     tables: int = 0
+    tiles: bool = False  # registers of 16 rows of 64 bytes, and products of bytes in them (AMX)
 
     @classmethod
     def detect(cls) -> "Features":
@@ -41,7 +43,8 @@ class Features:
         wide = bool(features.get("avx512f") and features.get("avx512bw"))
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
         dots = 512 if wide and features.get("avx512vnni") else 256 if narrow else 0
-        return cls(wide, dots, 512 if wide else 256 if features.get("avx2") else 0)
+        tiles = dots == 512 and bool(features.get("amx-int8")) and _may_use_tiles()
+        return cls(wide, dots, 512 if wide else 256 if features.get("avx2") else 0, tiles)
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
         """Add, per number of 32 bits, the products of its bytes with those of an input. The codes are unsigned bytes,
@@ -72,6 +75,15 @@ class Features:
             pairs = zip(values[::2], values[1::2], strict=True)
             values = [build.xor(low, build.and_(chosen, build.xor(low, high))) for low, high in pairs]
         return values[0]
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Ask Linux for the registers of tiles, which all threads of a process get on request."""
+    if sys.platform != "linux":
+        return False
+    call, request, registers = 158, 0x1023, 18  # `arch_prctl`, ARCH_REQ_XCOMP_PERM, the data of tiles
+    return bool(ctypes.CDLL(None).syscall(call, request, registers) == 0)
 
 
 def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
