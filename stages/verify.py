@@ -102,6 +102,19 @@ def _straighten(
     return logits_NV[places_N], [0, *accumulate(map(len, lines))]
 
 
+def _score_prompt(row: SequenceState, read: int, logits_NV: Tensor) -> None:
+    """Add the log probabilities of the tokens that follow N places of a row's prompt, of which `read` were read before.
+
+    A prompt is read in passes of bounded size, so no more than these N lines of logits are ever held.
+    """
+    assert row.prompt_logprobs is not None
+    tokens = row.tokens[read + 1 : read + 1 + len(logits_NV)]
+    if tokens:
+        found = compute_logprobs(logits_NV[: len(tokens)], tokens, [row.logprobs or 0] * len(tokens))
+        _check_finite([row], [one.logprob or 0.0 for one in found], [0])
+        row.prompt_logprobs += found
+
+
 def _collect_logprobs(
     batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
 ) -> list[tuple[TokenLogprobs, ...]]:
@@ -303,14 +316,25 @@ class Verify(Stage[Proposal, Verdict]):
         """
         prompts = self.reader.next_tokens() if self.reader else {}
         fed = [self._new_tokens(proposal, prompts) for proposal in batch]
-        counts = [0 if one.draft.row.reading else len(one.verifiable) + 1 for one in batch]
         everyone = [proposal.draft.row for proposal in batch]
+        scored = [row.reading and row.prompt_logprobs is not None for row in everyone]
+        read = [self.model.length(row) for row in everyone]
+        counts = [0 if one.draft.row.reading else len(one.verifiable) + 1 for one in batch]
+        wanted = [len(new) if scores else count for scores, new, count in zip(scored, fed, counts, strict=True)]
         options = {} if self._project is None else {"hidden": True}
-        logits_NV, hidden_NW = self.model.forward(everyone, fed, counts, parents=_parents(batch, fed), **options)
+        logits_NV, hidden_NW = self.model.forward(everyone, fed, wanted, parents=_parents(batch, fed), **options)
         starts = [0, *accumulate(filter(None, counts))]
         if self._tokenizer_size < logits_NV.shape[1]:
             with torch.inference_mode():  # the logits are those of this pass alone, so they are masked in place
                 logits_NV[:, self._tokenizer_size :] = -torch.inf
+        if any(scored):
+            lines = [range(stop - number, stop) for number, stop in zip(wanted, accumulate(wanted), strict=True)]
+            for row, scores, before, own in zip(everyone, scored, read, lines, strict=True):
+                if scores and own:
+                    _score_prompt(row, before, logits_NV[own.start : own.stop])
+            kept = [line for scores, own in zip(scored, lines, strict=True) if not scores for line in own]
+            plain, logits_NV = hidden_NW is logits_NV, logits_NV[kept]
+            hidden_NW = logits_NV if plain else hidden_NW[kept]
         return logits_NV, hidden_NW, starts
 
     def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:

@@ -37,6 +37,7 @@ LOG = logging.getLogger("omnidraft.models")
 HEAD_FILE = "head.safetensors"
 CHUNK = 128  # prompt tokens that a model reads at once: more take memory and hardly save time
 NODES, DEPTH = 16, 12  # candidates of a tree, and of one path: more cost time to verify and are rarely emitted
+WHOLE = 1 << 30  # prompt tokens that a model without parts of rows reads at once: all
 LIVE_BLOCK = 16  # tokens of a block of a server's prefix cache
 TOP_K = 64  # likeliest target tokens of a place that are soft targets: the others have hardly any probability
 SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy drafting
@@ -155,19 +156,21 @@ def make_teacher(models: DrafterModels, temperature: float) -> TrieTeacher:
 def _make_readers(
     settings: PromptSettings, models: Models, preamble: Ids, *, live: bool
 ) -> tuple[PromptReader | None, PromptReader | None]:
-    """The drafter's and the target's readers of prompts, whose known prefixes share a budget; None for a model whose
-    cached rows cannot be cut, which reads prompts in one pass.
+    """The drafter's and the target's readers of prompts, whose known prefixes share a budget. A model whose cached rows
+    cannot be cut reads prompts in one pass: without a reader, or that of a server's target in a pass of a block.
     """
     target, drafter = models.target, models.drafter
     block = LIVE_BLOCK if live else CHUNK
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     of_pieces = cache.for_other_model(CHUNK) if cache else None
-    tokens, pieces = preamble
+    (tokens, pieces), cuts = preamble, target.forward_pass.cuts_rows
     return (
         PromptReader(drafter, CHUNK, of_pieces, preamble=pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
-        PromptReader(target, CHUNK, cache, live=live, preamble=tokens) if target.forward_pass.cuts_rows else None,
+        PromptReader(target, CHUNK if cuts else WHOLE, cache if cuts else None, live=live, preamble=tokens)
+        if cuts or live
+        else None,
     )
 
 

@@ -123,8 +123,8 @@ class LiveEngine(Engine):
         return lru_cache(GRAMMARS)(compiler.compile)
 
     @override
-    def decode_token(self, token: int) -> bytes:
-        return self._vocabulary.bytes_of(token) or self._names.get(token, "").encode()
+    def decode_token(self, token: int, *, name: bool = True) -> bytes:
+        return self._vocabulary.bytes_of(token) or (self._names.get(token, "").encode() if name else b"")
 
     def _check_characters(self, characters: int) -> None:
         """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""

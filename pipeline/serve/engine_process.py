@@ -94,7 +94,8 @@ class EngineAnswer:
 class EngineReady:
     """The engine's process serves."""
 
-    tokens: tuple[bytes, ...]  # per id of the target's tokenizer its bytes; of a special token its name
+    tokens: tuple[bytes, ...]  # per id of the target's tokenizer its bytes; of a special token none
+    names: Mapping[int, bytes]  # of special tokens
     status: EngineStatus
 
 
@@ -181,8 +182,10 @@ def run_engine(parent: Parent, setup: EngineSetup) -> None:
         with server:
             engine = server.engine
             handler, last = _RequestHandler(engine, sender.send), engine.read_status()
-            tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
-            sender.send(EngineReady(tokens, last))
+            ids = range(engine.vocabulary_size)
+            tokens = tuple(engine.decode_token(token, name=False) for token in ids)
+            names = {token: engine.decode_token(token) for token in ids if not tokens[token]}
+            sender.send(EngineReady(tokens, names, last))
             while engine.failure is None:
                 if parent.poll(POLL_SECONDS):
                     call: EngineCall = parent.receive()
@@ -229,6 +232,7 @@ class EngineProcess(Engine):
         self._restart_at = 0.0
         self._closing = False
         self._tokens: tuple[bytes, ...] = ()
+        self._names: Mapping[int, bytes] = {}
         self._status: EngineStatus | None = None
         self._started: Future[None] = Future()
         self.failure: BaseException | None = None
@@ -282,8 +286,9 @@ class EngineProcess(Engine):
         self._call("compile_grammar", source).result()
 
     @override
-    def decode_token(self, token: int) -> bytes:
-        return self._tokens[token] if 0 <= token < len(self._tokens) else b""
+    def decode_token(self, token: int, *, name: bool = True) -> bytes:
+        data = self._tokens[token] if 0 <= token < len(self._tokens) else b""
+        return data or (self._names.get(token, b"") if name else b"")
 
     @override
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
@@ -377,7 +382,7 @@ class EngineProcess(Engine):
                     self._on_event(message)  # type: ignore[arg-type]
 
     def _begin(self, ready: EngineReady) -> None:
-        self._tokens, self._status = ready.tokens, ready.status
+        self._tokens, self._names, self._status = ready.tokens, ready.names, ready.status
         with self._lock:
             self._serving = True
         if self._started.done():

@@ -77,6 +77,7 @@ class GenerationRequest:
     grammar: GrammarSource | None = None  # what its text must follow; None for any text
     # names of special tokens that are part of its text; the target may have none of these tokens
     markers: tuple[str, ...] = ()
+    echo: bool = False  # whether its first chunk begins with the prompt, and with its log probabilities if requested
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class Chunk:
 
     text: str  # characters that are final. A possible start of a stop string and half a character are held back
     tokens: tuple[int, ...] = ()  # target ids of the block, including those whose text is held back or never shown
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, if requested; a token that ended the sequence has none
+    # of these tokens, if requested, after those of an echoed prompt. A token that ended the sequence has none but with
+    # an echo, where clients find the prompt's tokens by their number
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None  # None while more chunks follow; a chunk with a finish is the last
     usage: Usage | None = None  # given with the finish
 
@@ -162,8 +165,8 @@ class Engine(Protocol):
         """
         ...
 
-    def decode_token(self, token: int) -> bytes:
-        """Return the bytes of a target token; of a special token its name."""
+    def decode_token(self, token: int, *, name: bool = True) -> bytes:
+        """Return the bytes of a target token; of a special token its name, or nothing without `name`."""
         ...
 
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:

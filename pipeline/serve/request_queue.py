@@ -47,6 +47,7 @@ class PendingRequest:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    echoed: bool = False
 
     @property
     def begun(self) -> bool:
@@ -64,7 +65,7 @@ class PendingRequest:
         text = self.text_stream.push(shown)
         if row.finish and self.grammar and self.grammar.has_failed(row.emitted):
             row.finish = Finish.GRAMMAR.value
-        logprobs = verdict.logprobs[: len(shown)]
+        logprobs = verdict.logprobs if self.request.echo else verdict.logprobs[: len(shown)]
         self.emit(text, Finish(row.finish) if row.finish else None, verdict.emitted, logprobs)
 
     def emit(
@@ -76,6 +77,9 @@ class PendingRequest:
     ) -> None:
         """Pass one chunk to the listener. With a finish it is the last chunk."""
         usage = None
+        if self.request.echo and not self.echoed and self.sequence:
+            text, logprobs = self.request.prompt.text + text, (*(self.sequence.prompt_logprobs or ()), *logprobs)
+            self.echoed = True
         if finish:
             text += self.text_stream.close()
             usage = Usage(len(self.request.prompt.tokens), self.emitted, self.blocks, self.drafted, self.accepted)
@@ -218,6 +222,9 @@ class RequestQueue(Iterator[PromptReceived]):
             transforms=(*sampling.make_transforms(tokens), *filter(None, [pending.grammar])),
             record_example=self._learner_accepts_examples(),
             scope=scope_of(request.tenant),
+            prompt_logprobs=[TokenLogprobs(tokens[0], None)]
+            if request.echo and sampling.logprobs is not None
+            else None,
         )
         return pending.sequence
 
@@ -230,6 +237,9 @@ class RequestQueue(Iterator[PromptReceived]):
             pending.deliver(verdict)
             if row.finish:
                 self._remove(pending)
+        for pending in list(self._running.values()):
+            if pending.sequence and pending.sequence.finish:  # its prompt is read, and it may emit nothing
+                self.finish_early(pending.offset, Finish(pending.sequence.finish))
 
     def take_expired(self) -> list[tuple[int, Finish]]:
         """Finish queued requests that were cancelled or are overdue, and list the running ones by offset and reason.

@@ -56,6 +56,10 @@ class SequenceState:
     # drafter does not read it
     target_state: Tensor | None = None
     reading: bool = False  # whether the target is still reading the prompt: until then nothing is drafted or emitted
+    # log probabilities of the prompt's first token and of those whose place was read, with as many alternatives as
+    # `logprobs`; None if they are not wanted
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0  # of the prompt, whose keys and values were copied from the prefix cache of a server
     # number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted them
     predicted: int = 0
 

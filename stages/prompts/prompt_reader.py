@@ -37,7 +37,9 @@ class PromptReader:
 
     The target of a server (`live`) copies the longest prefix that the cache knows, whatever passes computed it: up to
     rounding, that is the same. It reads the rest part by part, in the passes that verify the drafts of other rows, so
-    that these continue: while `SequenceState.reading` is set, a row drafts and emits nothing.
+    that these continue: while `SequenceState.reading` is set, a row drafts and emits nothing. Of a row with
+    `prompt_logprobs` nothing is copied, because every place of its prompt is wanted. A row that may emit nothing
+    finishes when its prompt is read.
 
     Args:
         model: its cached rows can be cut anywhere (`Forward.cuts_rows`).
@@ -111,8 +113,8 @@ class PromptReader:
         return {oldest: self._take(oldest, half), shortest: self._take(shortest, half)}
 
     def _take(self, row: SequenceState, most: int) -> Sequence[int]:
-        begin = self.model.length(row)
-        return row.tokens[begin : begin + min(most, self._count_unread(row) - 1)]
+        begin, last = self.model.length(row), row.remaining_tokens > 0  # the last token is left to the first block
+        return row.tokens[begin : begin + min(most, self._count_unread(row) - last)]
 
     def _count_unread(self, row: SequenceState) -> int:
         return len(row.tokens) - self.model.length(row)
@@ -126,9 +128,11 @@ class PromptReader:
             self._set_reading(row)
 
     def _set_reading(self, row: SequenceState) -> None:
-        row.reading = self._count_unread(row) > UNREAD
+        left = UNREAD if row.prompt_logprobs is None else 1
+        row.reading = self._count_unread(row) > (left if row.remaining_tokens else 0)
         if not row.reading:
             del self._reading[row]
+            row.finish = "" if row.remaining_tokens else "length"
 
     def release(self, row: SequenceState) -> None:
         """Remove a row; its text becomes a known prefix for the next turn of a conversation."""
@@ -139,7 +143,7 @@ class PromptReader:
 
     def _copy_prefix(self, row: SequenceState) -> None:
         """Copy the longest known prefix of a prompt without its last token, whose logits are wanted."""
-        if self.cache is None:
+        if self.cache is None or row.prompt_logprobs is not None:
             return
         if self.model.weight_changes != self._weight_changes:
             self._weight_changes, self._of_preamble = self.model.weight_changes, None
@@ -152,6 +156,8 @@ class PromptReader:
         for number in range(begin // self.cache.block, len(blocks)):
             self.model.write_row(row, number * self.cache.block, blocks[number])
         self._count_copied(copied, begin == 0)
+        if self._live:
+            row.cached_tokens += copied
 
     def _count_copied(self, tokens: int, prompts: int) -> None:
         counts = self.counts

@@ -21,15 +21,15 @@ from stages.engine.compiled.lines.token_values import read_token_values
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """An emitted token with its natural log probability, and the likeliest tokens of its position, best first."""
+    """A token with its natural log probability, and the likeliest tokens of its position, best first."""
 
     token: int
-    logprob: float
+    logprob: float | None  # None for the first token of a text: nothing comes before it
     top: tuple[tuple[int, float], ...] = ()
 
 
 def compute_logprobs(logits_NV: Tensor, tokens: Sequence[int], most: Sequence[int]) -> list[TokenLogprobs]:
-    """Compute the log probabilities of emitted tokens, in one transfer to the host. The target's logits are those at
+    """Compute the log probabilities of tokens, in one transfer to the host. The target's logits are those at
     each token's position, ids that are never emitted at -inf. `most` is per position the number of alternatives, 0 or
     more; those with probability zero are omitted.
     """

@@ -36,7 +36,7 @@ class SamplingParams:
     ignore_eos: bool = False  # whether the target's own ends of sequence are tokens like any other
     stop_token_ids: tuple[int, ...] = ()  # further tokens that end the sequence
     stop: tuple[str, ...] = ()  # strings before which the completion ends
-    max_tokens: int = 64  # at least 1; reduced to what the models' contexts leave
+    max_tokens: int = 64  # 0: the prompt is only read; reduced to what the models' contexts leave
     seed: int | None = None  # of the random numbers; None derives them from the run's seed and the prompt's offset
     # alternatives per token, 0 for the emitted token's own log probability alone; None for none at all
     logprobs: int | None = None
@@ -49,7 +49,7 @@ class SamplingParams:
         _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_range("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION, MAX_REPETITION)
-        _check_range("max_tokens", self.max_tokens, 1, float("inf"))
+        _check_range("max_tokens", self.max_tokens, 0, float("inf"))
         for _, bias in self.logit_bias:
             _check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
         if not all(isinstance(text, str) and text for text in self.stop):

@@ -55,7 +55,8 @@ class PendingRequest:
 class ScriptedEngine(Engine):
     """Completes a prompt with itself, a byte per token, two tokens per block, then the end of the sequence.
 
-    Every token has a log probability of -its place; the alternative is always "?" at -9.
+    Every token has a log probability of -its place; the alternative is always "?" at -9. The tokens of an echoed prompt
+    have -1 each, without alternatives.
 
     Args:
         pause: seconds between blocks.
@@ -129,8 +130,8 @@ class ScriptedEngine(Engine):
         self.sources.append(source)
 
     @override
-    def decode_token(self, token: int) -> bytes:
-        return b"<eos>" if token == EOS else bytes([token])
+    def decode_token(self, token: int, *, name: bool = True) -> bytes:
+        return (b"<eos>" if name else b"") if token == EOS else bytes([token])
 
     @override
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
@@ -174,7 +175,13 @@ class ScriptedEngine(Engine):
         usage = Usage(
             len(request.prompt.tokens), len(tokens), math.ceil(len(tokens) / 2), 2 * len(tokens), len(tokens) // 2
         )
-        sent = ""
+        sent, echo, scores = "", "", tuple[TokenLogprobs, ...]()
+        if request.echo:
+            echo = request.prompt.text
+            scored = request.prompt.tokens if request.sampling.logprobs is not None else ()
+            scores = tuple(TokenLogprobs(token, -1.0 if place else None) for place, token in enumerate(scored))
+        if not tokens:
+            yield Chunk(echo, (), scores, Finish.LENGTH, usage)
         for begin in range(0, len(tokens), 2):
             if pending.cancelled.wait(self._pause):
                 yield Chunk("", finish=Finish.CANCELLED, usage=usage)
@@ -185,7 +192,9 @@ class ScriptedEngine(Engine):
             shown = text if last else certain[: max(0, len(certain) - max(map(len, request.sampling.stop), default=0))]
             new, sent = shown[len(sent) :], max(sent, shown, key=len)
             ends = (self._finish or finish) if last else None
-            yield Chunk(new, block, make_logprobs(request, begin, block), ends, usage if last else None)
+            found = (*scores, *make_logprobs(request, begin, block))
+            yield Chunk(echo + new, block, found, ends, usage if last else None)
+            echo, scores = "", ()
 
 
 def complete(request: GenerationRequest) -> tuple[bytes, str, tuple[int, ...], Finish]:

@@ -38,6 +38,7 @@ from pipeline.serve.http.openai_requests import (
     ChatRequest,
     CompletionRequest,
     ParsedRequest,
+    check_scores,
     parse_chat,
     parse_completion,
     read_tokens,
@@ -94,7 +95,7 @@ def make_app(
     from `defaults`, but `max_tokens` from OpenAI's interface. With a key every request must carry it, except those for
     `/health`. `host` is the address that it will be served on.
     """
-    active = ActiveRequests()
+    active, limits = ActiveRequests(), replace(limits, max_tokens=engine.read_status().max_length)
     completions = _Completions(engine, limits, metrics, defaults, active)
 
     @asynccontextmanager
@@ -241,6 +242,7 @@ class _Completions:
             encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
             prompts = await run_while_connected(request.receive, encoding)
         parsed = replace(parsed, tool_use=parsed.tool_use.adopt_style(prompts[0].call_style))
+        check_scores(parsed, [len(prompt.tokens) for prompt in prompts], self._limits)
         stream = ResponseStream(self._metrics, arrived)
         kind = ("resp_" if parsed.shown is not None else "chatcmpl-") if parsed.is_chat else "cmpl-"
         request_id = kind + uuid.uuid4().hex
@@ -261,15 +263,15 @@ class _Completions:
                 timeout_seconds=remaining_seconds,
                 choice=place * parsed.body.n + number,
                 tenant=tenant,
+                echo=parsed.echo,
             )
             for place, prompt in enumerate(prompts)
             for number in range(parsed.body.n)
         ]
         stream.submit(self._engine, requests)
-        echoes = [request.prompt.text if parsed.echo else "" for request in requests]
         decode_token, seconds = self._engine.decode_token, self._limits.deadline_seconds
         make = CompletionResponse if parsed.shown is None else ResponseObject
-        completion = make(request_id, decode_token, parsed, echoes, seconds)
+        completion = make(request_id, decode_token, parsed, len(requests), seconds)
         self._active.add(stream)
         if parsed.body.stream:
             return _EventStreamResponse(stream, completion, self._active)

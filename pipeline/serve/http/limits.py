@@ -28,9 +28,11 @@ class Limits:
     idle_seconds: float = 30.0  # within which a connection must begin a request, the first one or the next
     reader_seconds: float = 60.0  # a client that reads nothing of its response for so long is disconnected
     connections: int = 4096  # open at once; beyond them the one that is idle longest is closed
-    choices: int = 16  # completions of one request: its prompts times `n`
-    scores: int = 100_000  # log probabilities of one request: its choices times `max_tokens` times those per token
-    max_tokens: int = 4096  # of one completion; also the default of a chat
+    choices: int = 128  # completions of one request: its prompts times `n`
+    # log probabilities of one request: those of each token of its completions and of prompts that are repeated; enough
+    # for the prompts of a body, as ids, with one alternative each
+    scores: int = 400_000
+    max_tokens: int = 1 << 20  # of one completion, also the default of a chat; that of a server is the target's context
     deadline_seconds: float = 300.0  # for a whole request, including the time in the queue
     grace_seconds: float = GRACE_SECONDS  # for which running requests may continue after the start of a shutdown
 

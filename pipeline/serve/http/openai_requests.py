@@ -7,7 +7,7 @@ would give wrong results in silence; only messages, which clients send back with
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
@@ -222,9 +222,8 @@ class ParsedRequest:
 def parse_completion(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for a plain completion. Raises `ApiError` that names the wrong parameter."""
     request = validate(CompletionRequest, body)
-    if request.echo and request.logprobs is not None:
-        raise unsupported_error("echo", True, "false when 'logprobs' is set")
-    most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    most = -1 if request.max_tokens is None else request.max_tokens
+    most = most if "max_tokens" in body else COMPLETION_TOKENS
     prompts = _read_prompts(request.prompt)
     sampling = _sampling_params(request, limits, defaults, most, request.logprobs, len(prompts))
     return ParsedRequest(
@@ -281,11 +280,10 @@ def _sampling_params(
     logprobs: int | None,
     prompts: int = 1,
 ) -> SamplingParams:
-    if max_tokens == 0:
-        raise wrong_value_error("max_tokens", "be at least 1, or -1 for as many as are possible", 0)
-    if not 0 < max_tokens <= limits.max_tokens:
-        max_tokens = limits.max_tokens
-    _check_bounds(request, max_tokens, prompts, logprobs, limits)
+    _check_bounds(request, prompts, limits)
+    if max_tokens < 0:
+        max_tokens = limits.scores // ((1 + (logprobs or 0)) * request.n * prompts)
+    max_tokens = min(max_tokens, limits.max_tokens)
     given = {name: getattr(request, name) for name in request.model_fields_set & SAMPLING_NAMES}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs}
     given |= {name: tuple(given[name]) for name in ("stop", "stop_token_ids") if name in given}
@@ -318,13 +316,19 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def _check_bounds(request: CommonRequest, max_tokens: int, prompts: int, logprobs: int | None, limits: Limits) -> None:
+def _check_bounds(request: CommonRequest, prompts: int, limits: Limits) -> None:
     if request.best_of not in (None, 1, request.n):
         raise unsupported_error("best_of", request.best_of, f"n, which is {request.n}")
     if request.n * prompts > limits.choices:
         raise wrong_value_error("n", f"times the number of prompts ({prompts}) be at most {limits.choices}", request.n)
-    tokens = request.n * prompts * max_tokens
-    if logprobs is not None and tokens * (logprobs + 1) > limits.scores:
+
+
+def check_scores(parsed: ParsedRequest, prompts: Sequence[int], limits: Limits) -> None:
+    """Raise `ApiError` if a request has too many log probabilities; its prompts have so many tokens."""
+    if (logprobs := parsed.sampling.logprobs) is None:
+        return
+    tokens = parsed.body.n * (len(prompts) * parsed.sampling.max_tokens + (sum(prompts) if parsed.echo else 0))
+    if tokens * (logprobs + 1) > limits.scores:
         must = f"be so few that these and one more for each of {tokens} tokens are at most {limits.scores}"
         raise wrong_value_error("logprobs", must, logprobs)
 

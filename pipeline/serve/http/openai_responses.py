@@ -4,6 +4,7 @@ import codecs
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.serve.http.errors import (
     JsonObject,
@@ -30,13 +31,14 @@ class OffsetTracker:
     """Finds the text offset of each token, and holds tokens back until their text is shown.
 
     A token that begins inside a character has the offset of that character. The last tokens have no text when they form
-    a stop string or the end of the sequence; they are not returned.
+    a stop string or the end of the sequence; they are not returned, but with `every` token. `bytes_of` returns the
+    bytes that a token has in the text.
     """
 
-    def __init__(self, bytes_of: BytesOf, begin: int) -> None:
-        self._bytes_of = bytes_of
+    def __init__(self, bytes_of: BytesOf, *, every: bool) -> None:
+        self._bytes_of, self._every = bytes_of, every
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._next_offset = self._shown = begin
+        self._next_offset = self._shown = 0
         self._waiting: list[Scored] = []
 
     def add_chunk(self, chunk: Chunk) -> list[Scored]:
@@ -46,7 +48,7 @@ class OffsetTracker:
             self._next_offset += len(self._decoder.decode(self._bytes_of(token.token)))
         self._shown += len(chunk.text)
         ready = self._waiting
-        if chunk.finish in (None, Finish.STOP):
+        if chunk.finish is None or (chunk.finish is Finish.STOP and not self._every):
             ready = [(token, offset) for token, offset in self._waiting if offset < self._shown]
         self._waiting = self._waiting[len(ready) :]
         return ready
@@ -54,7 +56,6 @@ class OffsetTracker:
 
 @dataclass
 class _Choice:
-    echo: str  # the prompt that is repeated before it, or ""
     offsets: OffsetTracker | None  # None when no log probabilities were requested
     calls: CallReader  # of its stream
     text: list[str] = field(default_factory=list)
@@ -66,19 +67,25 @@ class _Choice:
 class CompletionResponse:
     """The response to one request: collects the chunks of its choices and formats them.
 
-    `echoes` holds for each choice the prompt that is repeated before it, or ""; the deadline is for error messages.
+    `decode_token` is that of the engine; the deadline is for error messages.
     """
 
     def __init__(
-        self, request_id: str, bytes_of: BytesOf, parsed: ParsedRequest, echoes: Sequence[str], deadline_seconds: float
+        self,
+        request_id: str,
+        decode_token: Callable[..., bytes],
+        parsed: ParsedRequest,
+        choices: int,
+        deadline_seconds: float,
     ) -> None:
-        self._bytes_of, self._parsed, self._deadline_seconds = bytes_of, parsed, deadline_seconds
+        self._bytes_of: BytesOf = decode_token
+        self._parsed, self._deadline_seconds = parsed, deadline_seconds
         self._whole, self._part = ("chat.completion", "chat.completion.chunk") if parsed.is_chat else PLAIN
         self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.body.model}
-        scores = parsed.sampling.logprobs is not None
+        scores, in_text = parsed.sampling.logprobs is not None, partial(decode_token, name=False)
         self._choices = [
-            _Choice(echo, OffsetTracker(bytes_of, len(echo)) if scores else None, CallReader(parsed.tool_use))
-            for echo in echoes
+            _Choice(OffsetTracker(in_text, every=parsed.echo) if scores else None, CallReader(parsed.tool_use))
+            for _ in range(choices)
         ]
 
     def add_chunk(self, index: int, chunk: Chunk) -> list[Scored] | None:
@@ -111,12 +118,10 @@ class CompletionResponse:
         return texts + SCORE_BYTES * sum(1 + len(token.top) for choice in self._choices for token, _ in choice.scored)
 
     def encode_opening(self) -> bytes:
-        if self._parsed.is_chat:
-            delta: JsonObject = {"role": "assistant", "content": "", "refusal": None}
-            openings = [self._format(index, {"delta": delta}) for index in range(len(self._choices))]
-        else:
-            echoes = [choice.echo for choice in self._choices]
-            openings = [self._format(index, {"text": echo}) for index, echo in enumerate(echoes) if echo]
+        if not self._parsed.is_chat:
+            return b""
+        delta: JsonObject = {"role": "assistant", "content": "", "refusal": None}
+        openings = [self._format(index, {"delta": delta}) for index in range(len(self._choices))]
         return b"".join(self._encode_event([opening]) for opening in openings)
 
     def encode_chunks(self, chunks: Iterable[ChoiceChunk]) -> Iterator[bytes]:
@@ -137,7 +142,7 @@ class CompletionResponse:
         return encode_event(body)
 
     def _format_whole(self, index: int, choice: _Choice) -> JsonObject:
-        text, scored = choice.echo + "".join(choice.text), choice.scored if choice.offsets else None
+        text, scored = "".join(choice.text), choice.scored if choice.offsets else None
         if not self._parsed.is_chat:
             return self._format(index, {"text": text}, scored, choice.finish)
         message, calls = describe_message(text, self._parsed.tool_use)
@@ -190,9 +195,9 @@ def encode_event(value: object) -> bytes:
 def format_chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
     """Format log probabilities of a chat: one entry a token, with its alternatives."""
 
-    def format_entry(token: int, logprob: float) -> JsonObject:
+    def format_entry(token: int, logprob: float | None) -> JsonObject:
         data = bytes_of(token)
-        return {"token": _token_name(data, ""), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
+        return {"token": _token_name(data, ""), "bytes": list(data), "logprob": _bound(logprob)}
 
     content = [
         {**format_entry(token.token, token.logprob), "top_logprobs": [format_entry(*other) for other in token.top]}
@@ -202,21 +207,27 @@ def format_chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObj
 
 
 def _completion_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObject:
-    """Format log probabilities of a plain completion: parallel lists; the alternatives include the token itself."""
+    """Format log probabilities of a plain completion: parallel lists; the alternatives include the token itself. The
+    first token of an echoed prompt has none of either.
+    """
 
     def name(token: int) -> str:
         return _token_name(bytes_of(token), "bytes:")
 
-    def top(token: TokenLogprobs) -> dict[str, float]:
-        own = {name(token.token): max(token.logprob, MIN_LOGPROB)}
-        return {name(other): max(logprob, MIN_LOGPROB) for other, logprob in token.top} | own
+    def top(token: TokenLogprobs) -> dict[str, float | None] | None:
+        own = {name(token.token): _bound(token.logprob)}
+        return None if token.logprob is None else {name(other): _bound(logprob) for other, logprob in token.top} | own
 
     return {
         "tokens": [name(token.token) for token, _ in scored],
-        "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token, _ in scored],
+        "token_logprobs": [_bound(token.logprob) for token, _ in scored],
         "top_logprobs": [top(token) for token, _ in scored],
         "text_offset": [offset for _, offset in scored],
     }
+
+
+def _bound(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, MIN_LOGPROB)
 
 
 def _token_name(data: bytes, mark: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving_tiny import (
     HANG_SECONDS,
     RecordingListener,
@@ -22,9 +23,11 @@ from serving_tiny import (
 )
 from tiny_pair import TinyPair
 
+from pipeline.assembly.stages import CHUNK
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
+from stages.prompts.prompt_reader import UNREAD
 
 LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 SAMPLED = {"temperature": 1.0}
@@ -119,6 +122,41 @@ def test_logprobs_come_with_every_token_but_the_end(engine: LiveEngine):
         if most:
             assert all(score.top[0] == (score.token, score.logprob) for score in scores), "greedy takes the likeliest"
     assert not any(chunk.logprobs for chunk in submit_prompt(engine, "Ann has 3 apples").end().chunks)
+
+
+def test_an_echoed_prompt_has_the_scores_of_a_pass_over_its_text(server: ServerRun, tiny_pair: TinyPair):
+    """Short and longer than a pass, with and without a completion, beside others that are read or decoded."""
+    engine, target = server.engine, load_pair(tiny_pair).target
+    prompts = [" ".join(texts(700, 723)), "Ann has 3 apples", "Ann has 3 apples and", "A"]
+    others = [submit_prompt(engine, text) for text in texts(708, 711)]
+    asked = [(text, most) for text in prompts for most in (0, 1, 5)]
+    listeners = [
+        submit_prompt(engine, text, max_tokens=most, logprobs=2, echo=True, temperature=1.0) for text, most in asked
+    ]
+    for (text, most), listener in zip(asked, listeners, strict=True):
+        tokens = engine.encode(text).tokens
+        scores = [one for chunk in listener.end().chunks for one in chunk.logprobs]
+        assert tuple(one.token for one in scores) == (*tokens, *listener.tokens), "also of a token that ends the text"
+        assert listener.text.startswith(text)
+        assert listener.finish is (Finish.LENGTH if len(listener.tokens) == most else Finish.STOP)
+        with torch.no_grad():
+            expected_TV = target.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        assert (scores[0].logprob, scores[0].top) == (None, ())
+        for place, score in enumerate(scores[1 : len(tokens)]):
+            assert score.logprob == pytest.approx(float(expected_TV[place, score.token]), abs=1e-4)
+            best = expected_TV[place].topk(2).values.tolist()
+            assert [logprob for _, logprob in score.top] == pytest.approx(best, abs=1e-4)
+    assert len(engine.encode(prompts[0]).tokens) > CHUNK + UNREAD
+    assert [other.tokens for other in others] == [greedy_generate(tiny_pair, text) for text in texts(708, 711)]
+
+
+def test_a_prompt_that_is_only_read_serves_the_next_one(engine: LiveEngine):
+    text = " ".join(texts(720, 726))
+    read = submit_prompt(engine, text, max_tokens=0)
+    assert (read.text, read.tokens, read.finish, read.usage.blocks) == ("", (), Finish.LENGTH, 0)
+    before = engine.read_status().prefixes.copied_tokens
+    submit_prompt(engine, text, max_tokens=1).end()
+    assert engine.read_status().prefixes.copied_tokens > before
 
 
 def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):

@@ -84,7 +84,7 @@ def test_parameters_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngi
     penalties = {"presence_penalty": 0.5, "frequency_penalty": -2, "logit_bias": {"5": -100, "11": 0.5}}
     client.chat.completions.create(model=MODEL, messages=HELLO, **penalties, extra_body=controls)
     assert engine.requests[-1].sampling == SamplingParams(
-        0.25, 7, 0.5, 0.05, 0.5, -2, 1.1, ((5, -100), (11, 0.5)), True, (7, 9), max_tokens=Limits().max_tokens
+        0.25, 7, 0.5, 0.05, 0.5, -2, 1.1, ((5, -100), (11, 0.5)), True, (7, 9), max_tokens=CONTEXT
     )
     client.completions.create(model=MODEL, prompt="x", extra_body=dict.fromkeys([*controls, *penalties]))
     request = engine.requests[-1]
@@ -120,7 +120,7 @@ def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     assert answer.object == "chat.completion"
     assert engine.requests[-1].sampling.max_tokens == 100
     client.chat.completions.create(model=MODEL, messages=HELLO)
-    assert engine.requests[-1].sampling.max_tokens == Limits().max_tokens
+    assert engine.requests[-1].sampling.max_tokens == CONTEXT
     # A response can be sent back unchanged.
     more = [*HELLO, message.model_dump(), {"role": "user", "content": "?"}]
     again = client.chat.completions.create(model=MODEL, messages=more)
@@ -168,8 +168,11 @@ def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: Scrip
 
 @pytest.mark.parametrize("prompt", ["one two three", "größer als 3 €", "x", "👩‍👩‍👧"])
 @pytest.mark.parametrize("stop", [None, "three", ["r ", "€"]])
-def test_a_stream_equals_the_whole_response(client: openai.OpenAI, prompt: str, stop: str | list[str] | None):
-    settings = {"model": MODEL, "prompt": prompt, "stop": stop, "max_tokens": 40, "logprobs": 2, "n": 2}
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_stream_equals_the_whole_response(
+    client: openai.OpenAI, prompt: str, stop: str | list[str] | None, echo: bool
+):
+    settings = {"model": MODEL, "prompt": prompt, "stop": stop, "max_tokens": 40, "logprobs": 2, "n": 2, "echo": echo}
     whole = client.completions.create(**settings)
     texts, ends, tokens, offsets = ["", ""], ["", ""], [[], []], [[], []]
     *parts, last = client.completions.create(**settings, stream=True, stream_options={"include_usage": True})
@@ -206,6 +209,31 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI):
     assert alone.top_logprobs == [{"a": 0}]
 
 
+def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client: openai.OpenAI):
+    settings = {"model": MODEL, "prompt": ["aé", "b"], "echo": True, "logprobs": 1}
+    for most, added in ((0, []), (1, ["a"]), (9, ["a", "bytes:\\xc3", "bytes:\\xa9", "<eos>"])):
+        choice, _ = client.completions.create(**settings, max_tokens=most).choices
+        logprobs = choice.logprobs
+        assert choice.text == "aé" + ("a" * (most == 1) or "aé" * (most > 1))
+        assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", *added], "one entry per token, also of the end"
+        assert logprobs.token_logprobs == [None, -1, -1, *range(0, -len(added), -1)]
+        assert logprobs.text_offset == [0, 1, 1, 2, 3, 3, 4][: 3 + len(added)]
+        assert logprobs.top_logprobs[:2] == [None, {"bytes:\\xc3": -1}]
+
+
+def test_as_many_tokens_as_are_possible(client: openai.OpenAI, engine: ScriptedEngine):
+    for given, most in (
+        ({}, 16),
+        ({"max_tokens": None}, CONTEXT),
+        ({"max_tokens": -1}, CONTEXT),
+        ({"max_tokens": 0}, 0),
+    ):
+        client.completions.create(model=MODEL, prompt=[*"abcdefghijklmnopqrstuvwxyz"], extra_body=given)
+        assert [request.sampling.max_tokens for request in engine.requests[-26:]] == [most] * 26
+    client.completions.create(model=MODEL, prompt="a", n=64, max_tokens=-1, logprobs=19)
+    assert engine.requests[-1].sampling.max_tokens == Limits().scores // (20 * 64)
+
+
 def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     settings = {"model": MODEL, "messages": [{"role": "user", "content": "é"}], "logprobs": True}
     content = client.chat.completions.create(**settings, top_logprobs=2).choices[0].logprobs.content
@@ -225,14 +253,14 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
         ({"temperature": "1"}, "temperature", "a valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"n": 17}, "n", "at most 16"),
+        ({"n": 129}, "n", "at most 128"),
         ({"n": True}, "n", "a valid integer"),
         ({"seed": 2**63}, "seed", "less than"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"seed": 1.5}, "seed", "a valid integer"),
         ({"priority": 1}, "priority", "set it to 0"),
-        ({"logprobs": 20, "max_tokens": 4000, "n": 2}, "logprobs", "8000 tokens are at most 100000, got 20"),
+        ({"logprobs": 20, "max_tokens": 4000, "n": 5}, "logprobs", "20000 tokens are at most 400000, got 20"),
+        ({"logprobs": 9, "max_tokens": 0, "echo": True, "n": 99, "prompt": "x" * 999}, "logprobs", "98901 tokens"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"prompt": [1, True]}, "prompt", "a text, a list of token ids, or a list of these"),
         ({"prompt": [[]]}, "prompt", "a text, a list of token ids, or a list of these"),
@@ -240,7 +268,6 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
         ({"prompt": None}, "prompt", "required"),
         ({"prompt": ""}, "prompt", "must have 1 to"),
         ({"prompt": "x" * 4000}, "prompt", "got 4000"),
-        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"min_tokens": 3}, "min_tokens", "set it to 0"),
