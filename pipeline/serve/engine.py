@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from typing_extensions import override
@@ -32,6 +32,7 @@ from stages.engine.models.devices import set_threads
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
 from stages.vocabulary.chat import NO_VALUES, Conversation, ConversationError, DrafterEncoder
+from stages.vocabulary.infilling import encode_gap
 from store.errors import ConfigError
 
 LOG = logging.getLogger("omnidraft.serve")
@@ -75,20 +76,28 @@ class LiveEngine(Engine):
         return self._vocabulary.size
 
     @override
-    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
-        words, size = self._vocabulary, self._vocabulary.size
-        if isinstance(prompt, str) and not controls:
+    def encode(
+        self, prompt: PlainPrompt, controls: bool = False, begin: bool = True, suffix: str = ""
+    ) -> EncodedPrompt:
+        words, size, ends = self._vocabulary, self._vocabulary.size, tuple[int, ...]()
+        if isinstance(prompt, str) and suffix:
+            self._check_characters(len(prompt) + len(suffix))
+            part = partial(words.encode_controls, begin=False) if controls else partial(words.encode_text, first=False)
+            tokens, ends = encode_gap(words, prompt, suffix, part)
+            tokens = [*(words.encode("") if begin else ()), *tokens]
+        elif isinstance(prompt, str) and not controls:
             self._check_characters(len(prompt))
             tokens = words.encode(prompt) if begin else words.encode_text(prompt)
             return self._check_length(prompt, tokens, self._models.drafter_vocabulary.encode(prompt))
-        if isinstance(prompt, str):
+        elif isinstance(prompt, str):
             self._check_characters(len(prompt))
             tokens = words.encode_controls(prompt, begin=begin)
         elif not all(0 <= token < size for token in prompt):
             raise UnfitPromptError(f"the tokens of a prompt must be from 0 to {size - 1}")
         else:
             tokens = list(prompt)
-        return self._check_length(words.decode(tokens), tokens, self._for_drafter.encode_tokens(tokens))
+        encoded = self._check_length(words.decode(tokens), tokens, self._for_drafter.encode_tokens(tokens))
+        return replace(encoded, ends=ends)
 
     @cached_property
     def _for_drafter(self) -> DrafterEncoder:

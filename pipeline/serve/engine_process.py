@@ -267,8 +267,10 @@ class EngineProcess(Engine):
         return len(self._tokens)
 
     @override
-    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
-        found: EncodedPrompt = self._call("encode", prompt, controls, begin).result()
+    def encode(
+        self, prompt: PlainPrompt, controls: bool = False, begin: bool = True, suffix: str = ""
+    ) -> EncodedPrompt:
+        found: EncodedPrompt = self._call("encode", prompt, controls, begin, suffix).result()
         return found
 
     @override

@@ -59,6 +59,7 @@ class EncodedPrompt:
     tokens: tuple[int, ...]
     pieces: tuple[int, ...]
     call_style: CallStyle | None = None  # in which the target calls tools; None unless tools were given
+    ends: tuple[int, ...] = ()  # tokens that end its completion, besides those of the request and of the target
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,16 @@ class Engine(Protocol):
     @property
     def vocabulary_size(self) -> int: ...
 
-    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+    def encode(
+        self, prompt: PlainPrompt, controls: bool = False, begin: bool = True, suffix: str = ""
+    ) -> EncodedPrompt:
         """Tokenise a plain prompt, or take its tokens. Takes time in proportion to its length: call it off the event
         loop. Raises `UnfitPromptError` if it has no token at all, or more than the models' contexts hold.
 
         Args:
             controls: whether names of control tokens in a text are these tokens; else they are text.
             begin: whether a text begins with BOS, if the tokenizer adds it.
+            suffix: text that follows the completion of a text. Raises `ConfigError` if the target cannot fill it in.
         """
         ...
 

@@ -98,15 +98,17 @@ class ScriptedEngine(Engine):
         return EOS + 1
 
     @override
-    def encode(self, prompt: PlainPrompt, controls: bool = False, begin: bool = True) -> EncodedPrompt:
+    def encode(
+        self, prompt: PlainPrompt, controls: bool = False, begin: bool = True, suffix: str = ""
+    ) -> EncodedPrompt:
         self.plain = (prompt, controls, begin)
-        text = prompt if isinstance(prompt, str) else bytes(prompt).decode()
+        text = prompt + suffix if isinstance(prompt, str) else bytes(prompt).decode()
         if self._held_from is not None and len(text) >= self._held_from:
             self.encoding.wait(HANG_SECONDS)
         tokens = tuple(text.encode())
         if not 0 < len(tokens) < CONTEXT:
             raise UnfitPromptError(f"a prompt must have 1 to {CONTEXT - 1} tokens, got {len(tokens)}")
-        return EncodedPrompt(text, tokens, tokens)
+        return EncodedPrompt(text, tokens, tokens, ends=(10,) if suffix else ())
 
     @override
     def encode_chat(

@@ -256,7 +256,7 @@ class _Completions:
             GenerationRequest(
                 request_id=request_id,
                 prompt=prompt,
-                sampling=parsed.sampling,
+                sampling=replace(parsed.sampling, stop_token_ids=(*parsed.sampling.stop_token_ids, *prompt.ends)),
                 grammar=parsed.grammar,
                 markers=style.markers if style else (),
                 store=parsed.body.store,
@@ -328,7 +328,9 @@ class _Completions:
             if parsed.is_chat:
                 prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools, parsed.values)]
             else:
-                prompts = [self._engine.encode(one, parsed.controls, parsed.begin) for one in parsed.prompts]
+                param = "suffix" if parsed.suffix else param
+                how = (parsed.controls, parsed.begin, parsed.suffix)
+                prompts = [self._engine.encode(one, *how) for one in parsed.prompts]
             param = "tools" if parsed.tool_use.demanded else "response_format"
             if parsed.grammar:
                 self._engine.compile_grammar(parsed.grammar)

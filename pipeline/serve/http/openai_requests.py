@@ -54,7 +54,6 @@ _IGNORED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "suffix": ("",),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
 }
@@ -123,7 +122,8 @@ class CompletionRequest(CommonRequest):
     """The body of `/v1/completions`. A prompt is a text or its token ids; of a list of these each is completed.
 
     With `parse_special` the names of control tokens in a text are these tokens, as clients need it that write chat
-    templates or fill in the middle themselves. `add_special_tokens`: whether a text begins with BOS.
+    templates or fill in the middle themselves. `add_special_tokens`: whether a text begins with BOS. `suffix`: the text
+    that follows the completion of a text.
     """
 
     prompt: object
@@ -131,6 +131,7 @@ class CompletionRequest(CommonRequest):
     add_special_tokens: bool = True
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
+    suffix: str = ""
 
 
 class TextPart(BaseModel):
@@ -207,6 +208,7 @@ class ParsedRequest:
     values: Mapping[str, object] = field(default_factory=dict)  # of a chat, further ones for its template
     controls: bool = False  # whether names of control tokens in a prompt are these tokens
     begin: bool = True  # whether a prompt begins with BOS
+    suffix: str = ""  # text after the completion
     echo: bool = False
     shown: JsonObject | None = None  # of a request to `/v1/responses`, what its response repeats
 
@@ -225,6 +227,10 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Sampl
     most = -1 if request.max_tokens is None else request.max_tokens
     most = most if "max_tokens" in body else COMPLETION_TOKENS
     prompts = _read_prompts(request.prompt)
+    if request.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        raise wrong_value_error("suffix", "come with a prompt that is a text", request.suffix)
+    if request.suffix and request.echo:
+        raise unsupported_error("echo", True, "false where there is a 'suffix'")
     sampling = _sampling_params(request, limits, defaults, most, request.logprobs, len(prompts))
     return ParsedRequest(
         request,
@@ -233,6 +239,7 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Sampl
         prompts=prompts,
         controls=request.parse_special,
         begin=request.add_special_tokens,
+        suffix=request.suffix,
         echo=request.echo,
     )
 

@@ -75,7 +75,7 @@ def test_sampling_is_by_request(llm: pipeline.LLM):
     ("sampling", "message"),
     [
         ({"temperature": -1}, "temperature must be"),
-        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"max_tokens": -1}, "max_tokens must be"),
         ({"tempreture": 1}, "sampling parameter must be .*got 'tempreture'"),
         ({"stop": ""}, "stop must be"),
         ({"stop": [3]}, "stop must be"),

@@ -144,6 +144,8 @@ def test_a_prompt_may_be_tokens_or_have_control_tokens(client: openai.OpenAI, en
     assert len(client.completions.create(model=MODEL, prompt=[[97], [98, 99]]).choices) == 2
     client.completions.create(model=MODEL, prompt="x", extra_body={"parse_special": True, "add_special_tokens": False})
     assert engine.plain == ("x", True, False)
+    assert client.completions.create(model=MODEL, prompt="x", suffix="y", max_tokens=9).choices[0].text == "xy"
+    assert engine.requests[-1].sampling.stop_token_ids == (10,), "those of the prompt end it too"
 
 
 def test_prompts_are_shown_as_tokens_and_tokens_as_text(served: HttpServer):
@@ -269,7 +271,8 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
         ({"prompt": ""}, "prompt", "must have 1 to"),
         ({"prompt": "x" * 4000}, "prompt", "got 4000"),
         ({"best_of": 3}, "best_of", "not supported"),
-        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"suffix": "x", "echo": True}, "echo", "where there is a 'suffix'"),
+        ({"suffix": "x", "prompt": [1]}, "suffix", "a prompt that is a text"),
         ({"min_tokens": 3}, "min_tokens", "set it to 0"),
         ({"min_p": 1.5}, "min_p", "less than or equal to 1, got 1.5"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
