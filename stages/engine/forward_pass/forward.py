@@ -122,7 +122,7 @@ class Forward(Protocol):
 
     @property
     def reads_trees(self) -> bool:
-        """Whether it is written to read rows that branch; `follows_trees` checks that it does so rightly."""
+        """Whether it is written to read rows that branch; `check_forward` checks that it does so rightly."""
         ...
 
     @property

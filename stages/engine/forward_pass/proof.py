@@ -154,23 +154,36 @@ def read_texts(model: Any, texts: Sequence[Sequence[int]], wanted: Sequence[int]
 
 
 @torch.inference_mode()
-def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_inputs: bool = False) -> float:
-    """Return the largest difference between a forward pass and the model in standard deviations of the logits.
+def check_forward(
+    model: Any, make: Callable[[], Forward], limit: float, length: int, *, rounds_inputs: bool = False
+) -> tuple[float, bool]:
+    """Compare what a forward pass computes with what the model does, in standard deviations of the logits.
 
     Logits that the model sets to minus infinity or to the smallest number are compared as such. The longer text has
-    `length` tokens. For an approximation (int8, int4, bfloat16), which `rounds_inputs`, the root of the mean square of
-    the differences is returned, which does not grow with the vocabulary.
+    `length` tokens. Returns the largest difference, and whether a tree of new tokens is read with differences of at
+    most `limit`. For an approximation (int8, int4, bfloat16), which `rounds_inputs`, the first is the root of the mean
+    square of the differences, which does not grow with the vocabulary.
     """
     with shorten_spans(model):
-        reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
-        references = read_texts(model, reader.texts, list(map(len, reader.texts)))
-        reader.read_as_decoding_does()
-    found, expected = [], []
-    for row, position, logits_V in reader.found:
-        found.append(logits_V.float())
-        expected.append(references[row][position])
-    ratios = [_compare(one, other, rounds_inputs=rounds_inputs) for one, other in zip(found, expected, strict=True)]
-    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+        chains = _ProofReader(make(), [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
+        chains.read_as_decoding_does()
+        trees = _TreeReader(make(), _make_text(length + 2 * SPAN, model), length)
+        with catch_model_errors() as failures:
+            trees.read_as_decoding_does()
+        paths, found = zip(*trees.found, strict=True) if trees.found else ((), ())
+        wanted = list(map(len, [*chains.texts, *found]))
+        references = read_texts(model, [*chains.texts, *paths], wanted)
+    ratios = [
+        _compare(logits_V.float(), references[row][position], rounds_inputs=rounds_inputs)
+        for row, position, logits_V in chains.found
+    ]
+    of_trees = [
+        _compare(one, other, rounds_inputs=False)
+        for pair in zip(found, references[len(chains.texts) :], strict=True)
+        for one, other in zip(*pair, strict=True)
+    ]
+    follows = bool(of_trees) and not failures and all(ratio <= limit for ratio in of_trees)  # False for NaN
+    return (math.inf if any(map(math.isnan, ratios)) else max(ratios)), follows
 
 
 def _compare(found_V: Tensor, expected_V: Tensor, *, rounds_inputs: bool) -> float:
@@ -243,42 +256,34 @@ class _ProofReader:
             self._lengths[row] += len(good)
 
 
-@torch.inference_mode()
-def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length: int) -> bool:
-    """Check whether a forward pass that reads a tree of new tokens gives each the logits of its own path.
+class _TreeReader:
+    """Reads trees after two prompts, and keeps the logits of each path.
 
     A row that branches twice is read together with a chain. One path is kept, some tokens of the chain are rolled back,
-    and both rows are continued, the second by a tree. Its logits may deviate by `limit`; the longer text has `length`
-    tokens.
+    and both rows are continued, the second by a tree.
     """
-    forward = make()
-    if not forward.reads_trees:
-        return False
-    with catch_model_errors(), shorten_spans(model):
-        reader = _TreeReader(model, forward, length)
-        reader.read(TREE, tuple(range(-1, 4)))
-        reader.keep(0, KEPT)
-        reader.keep(1, (0, 1, 2))
-        reader.read((-1, 0), (-1, 0, -1))
-        return all(ratio <= limit for ratio in reader.compare())  # False for NaN
-    return False
 
-
-class _TreeReader:
-    """Reads trees after two prompts, and compares their logits with those of each path read at once."""
-
-    def __init__(self, model: Any, forward: Forward, length: int) -> None:
-        self._model, self._forward = model, forward
-        text = _make_text(length + 2 * SPAN, model)
+    def __init__(self, forward: Forward, text: list[int], length: int) -> None:
+        self._forward = forward
         self._texts = [text[: max(1, length - SPAN)], text[4 : 4 + OTHER_TEXT // 2]]
-        self._unread = iter(text[length - SPAN :] + text[:SPAN])
+        self._unread = iter(text[length - SPAN :])
+        self._length = length
         self._read: list[list[int]] = []
-        self._found: list[tuple[list[int], Tensor]] = []  # texts of paths, and the logits of the tokens of each path
-        forward.reserve(2, length + SPAN)
-        for row, prompt in enumerate(self._texts):
-            forward(ForwardBatch(row, [prompt], [0], wanted=[0]))
+        self.found: list[tuple[list[int], Tensor]] = []  # texts of paths, and the logits of the tokens of each path
 
-    def read(self, *parents: Sequence[int]) -> None:
+    def read_as_decoding_does(self) -> None:
+        """Read trees and chains; nothing where the forward pass does not read trees."""
+        if not self._forward.reads_trees:
+            return
+        self._forward.reserve(2, self._length + SPAN)
+        for row, prompt in enumerate(self._texts):
+            self._forward(ForwardBatch(row, [prompt], [0], wanted=[0]))
+        self._read_trees(TREE, tuple(range(-1, 4)))
+        self._keep(0, KEPT)
+        self._keep(1, (0, 1, 2))
+        self._read_trees((-1, 0), (-1, 0, -1))
+
+    def _read_trees(self, *parents: Sequence[int]) -> None:
         """Read new tokens with these parents, per row."""
         self._read = [[next(self._unread) for _ in row_parents] for row_parents in parents]
         counts, starts = list(map(len, parents)), list(map(len, self._texts))
@@ -287,16 +292,9 @@ class _TreeReader:
             for token, path in enumerate(find_paths(row_parents)):
                 if token not in row_parents:  # nothing follows it
                     text = [*self._texts[row], *(self._read[row][node] for node in path)]
-                    self._found.append((text, found_QV[path].float()))
+                    self.found.append((text, found_QV[path].float()))
 
-    def compare(self) -> list[float]:
-        """Return the difference of the logits of each token that was read in their standard deviations."""
-        texts, found = zip(*self._found, strict=True)
-        expected = read_texts(self._model, texts, list(map(len, found)))
-        pairs = zip(torch.cat(found), torch.cat(expected), strict=True)
-        return [_compare(one, other, rounds_inputs=False) for one, other in pairs]
-
-    def keep(self, row: int, path: Sequence[int]) -> None:
+    def _keep(self, row: int, path: Sequence[int]) -> None:
         """Keep a path of the last tree of a row."""
         self._forward.keep(row, len(self._texts[row]), path)
         self._texts[row] += [self._read[row][token] for token in path]
@@ -317,14 +315,16 @@ def proof_key(model: Any, *parts: object) -> list[Any]:
 
 def pick_forward(
     model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int, *, rounds_inputs: bool = False
-) -> tuple[int | None, list[str]]:
-    """Return the number of the first candidate that computes what the model computes, and what the others did."""
+) -> tuple[int | None, bool, list[str]]:
+    """Return the number of the first candidate that computes what the model computes, whether it reads trees rightly,
+    and what those before it did.
+    """
     reasons: list[str] = []
     for number, make in enumerate(candidates):
         with catch_model_errors() as errors:
-            deviation = measure_deviation(model, make(), length, rounds_inputs=rounds_inputs)
+            deviation, follows_trees = check_forward(model, make, limit, length, rounds_inputs=rounds_inputs)
             if deviation <= limit:
-                return number, reasons
+                return number, follows_trees, reasons
             errors.append(f"its logits deviate by {deviation:.2g} standard deviations")
         reasons += errors
-    return None, reasons
+    return None, False, reasons

@@ -21,7 +21,6 @@ from stages.engine.forward_pass.proof import (
     ROUNDED_IN_16_BITS,
     catch_model_errors,
     check_spans,
-    follows_trees,
     pick_forward,
     tolerance,
 )
@@ -120,13 +119,13 @@ class ForwardSearch:
             self._pack()  # before the modules have other weights
         with round_weights(self._model, self._weights):
             makers = list(self.candidates.values())
-            number, reasons = pick_forward(self._model, makers, limit, length, rounds_inputs=rounds)
+            number, trees, reasons = pick_forward(self._model, makers, limit, length, rounds_inputs=rounds)
             if number is None:
                 raise ModelError(self._describe_failure(reasons))
             return {
                 "forward": list(self.candidates)[number],
                 "longest": longest,
-                "trees": follows_trees(self._model, makers[number], limit, length),
+                "trees": trees,
                 "reasons": reasons,
             }
 

@@ -29,8 +29,7 @@ from stages.engine.forward_pass.proof import (
     EXACT,
     ROUNDED_IN_8_BITS,
     ROUNDED_IN_16_BITS,
-    follows_trees,
-    measure_deviation,
+    check_forward,
 )
 from stages.engine.models.forward_choice import choose_weights
 from stages.engine.models.language_model import LanguageModel
@@ -110,8 +109,9 @@ def test_it_computes_what_the_modules_compute(name: str, codes: int):
     model = model_of(CONFIGS[name], codes=codes)
     forward = model.forward_pass
     assert isinstance(forward, CompiledLlamaForward)
-    assert measure_deviation(model.model, forward.share(), 60) < EXACT
-    assert follows_trees(model.model, forward.share, EXACT, 60)
+    deviation, follows_trees = check_forward(model.model, forward.share, EXACT, 60)
+    assert deviation < EXACT
+    assert follows_trees
 
 
 @pytest.mark.representatives(4)
@@ -124,7 +124,8 @@ def test_it_computes_what_the_modules_compute(name: str, codes: int):
 def test_with_rounded_inputs_it_is_nearly_that(name: str, weights: str, least: float, most: float):
     model = model_of(CONFIGS[name], weights, codes=4)
     assert model.weights == ("codes" if weights == "auto" else weights)
-    assert least < measure_deviation(model.model, model.forward_pass.share(), 60, rounds_inputs=True) < most
+    deviation, _ = check_forward(model.model, model.forward_pass.share, most, 60, rounds_inputs=True)
+    assert least < deviation < most
     model.prove_forward()
     assert isinstance(model.forward_pass, CompiledLlamaForward)
     assert model.reads_trees

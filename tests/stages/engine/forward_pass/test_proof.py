@@ -1,5 +1,6 @@
 """The proof at load: every pattern of attention and state runs exactly, and what is wrong is found."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -127,19 +128,19 @@ def test_a_wrong_forward_is_found_and_the_next_slower_one_taken(monkeypatch: pyt
 
 
 def test_a_window_that_the_masks_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch):
-    real = proof.measure_deviation
+    real = proof.check_forward
     model = make_model("alternating windows")
 
-    def without_windows(module: Any, forward: Any, length: int, **rest: Any) -> float:
+    def without_windows(module: Any, make: Callable[[], Any], *limits: Any, **rest: Any) -> tuple[float, bool]:
         with monkeypatch.context() as patch:
-            if isinstance(forward, ModuleForward):  # a mask that is causal and nothing else
+            if isinstance(make(), ModuleForward):  # a mask that is causal and nothing else
                 patch.setattr(
                     "stages.engine.forward_pass.attention_masks.make_mask",
                     lambda positions, _: positions.keys_BK[:, None, None, :] <= positions.queries_BQ[:, None, :, None],
                 )
-            return real(module, forward, length, **rest)
+            return real(module, make, *limits, **rest)
 
-    monkeypatch.setattr(proof, "measure_deviation", without_windows)
+    monkeypatch.setattr(proof, "check_forward", without_windows)
     model.prove_forward()
     assert isinstance(model.forward_pass, RowForward)
 
@@ -190,7 +191,7 @@ def test_rotary_frequencies_that_are_fixed_limit_no_text():
 
 def test_a_lack_of_memory_proves_nothing(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "measure_deviation", Mock(side_effect=torch.OutOfMemoryError("no memory left")))
+        patch.setattr(proof, "check_forward", Mock(side_effect=torch.OutOfMemoryError("no memory left")))
         with pytest.raises(torch.OutOfMemoryError):
             make_model("window").prove_forward()
     model = make_model("window")
