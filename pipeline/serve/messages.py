@@ -79,6 +79,7 @@ class GenerationRequest:
     # names of special tokens that are part of its text; the target may have none of these tokens
     markers: tuple[str, ...] = ()
     echo: bool = False  # whether its first chunk begins with the prompt, and with its log probabilities if requested
+    prediction: tuple[int, ...] = ()  # target tokens that the client expects in the text: a draft
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing_extensions import override
 from pipeline.recorder import shown_tokens
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
 from stages.contract.blocks import SequenceState, Verdict
+from stages.memory.counting import LONGEST
 from stages.memory.ngram_table import scope_of
 from stages.sampling.grammars import Grammar
 from stages.sampling.logprobs import TokenLogprobs
@@ -225,6 +226,7 @@ class RequestQueue(Iterator[PromptReceived]):
             prompt_logprobs=[TokenLogprobs(tokens[0], None)]
             if request.echo and sampling.logprobs is not None
             else None,
+            hint=(*tokens[-LONGEST:], *request.prediction) if request.prediction else (),
         )
         return pending.sequence
 

@@ -62,6 +62,7 @@ class SequenceState:
     cached_tokens: int = 0  # of the prompt, whose keys and values were copied from the prefix cache of a server
     # number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted them
     predicted: int = 0
+    hint: tuple[int, ...] = ()  # target ids that the text may repeat; the own text is searched as if they stood before
 
     @property
     def logprobs(self) -> int | None:
@@ -79,7 +80,7 @@ class SequenceState:
     def belongs_to_request(self) -> bool:
         """Whether it has wishes of a request, which ends with the process that answers it."""
         of_tokens = self.sampling and (self.sampling.ignore_eos or self.sampling.stop_token_ids)
-        return bool(self.stop_strings or self.transforms or of_tokens)
+        return bool(self.stop_strings or self.transforms or of_tokens or self.hint)
 
     @property
     def collects_soft_targets(self) -> bool:

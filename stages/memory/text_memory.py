@@ -48,11 +48,15 @@ class RowTexts:
         del self.lengths[row]
 
     def extend(self, row: SequenceState) -> None:
-        """Copy the tokens that were emitted since the last call."""
-        known, length = self.lengths[row], len(row.tokens)
+        """Copy the tokens that were emitted since the last call; at first the hint and the prompt."""
+        hint, known = len(row.hint), self.lengths[row]
+        length = hint + len(row.tokens)
         if length > self.tokens.shape[1]:
             self._reserve(len(self.tokens), 2 * length)
-        self.tokens[self.lines[row], known:length] = row.tokens[known:]
+        if not known:
+            self.tokens[self.lines[row], :hint] = row.hint
+            known = hint
+        self.tokens[self.lines[row], known:length] = row.tokens[known - hint :]
         self.lengths[row] = length
 
     def _reserve(self, lines: int, length: int) -> None:

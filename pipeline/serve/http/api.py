@@ -194,8 +194,6 @@ def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active
     @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
         """Describe a model."""
-        if not name:
-            return await list_models()
         entry = model_entry()
         if name != entry["id"]:
             raise unknown_model_error(name, str(entry["id"]))
@@ -240,7 +238,7 @@ class _Completions:
             parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse), client)
             size = LONG_BYTES + 1 if parsed.grammar else len(body)  # compiling takes as long as a long text
             encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
-            prompts = await run_while_connected(request.receive, encoding)
+            prompts, prediction = await run_while_connected(request.receive, encoding)
         parsed = replace(parsed, tool_use=parsed.tool_use.adopt_style(prompts[0].call_style))
         check_scores(parsed, [len(prompt.tokens) for prompt in prompts], self._limits)
         stream = ResponseStream(self._metrics, arrived)
@@ -258,6 +256,7 @@ class _Completions:
                 prompt=prompt,
                 sampling=replace(parsed.sampling, stop_token_ids=(*parsed.sampling.stop_token_ids, *prompt.ends)),
                 grammar=parsed.grammar,
+                prediction=prediction,
                 markers=style.markers if style else (),
                 store=parsed.body.store,
                 timeout_seconds=remaining_seconds,
@@ -286,7 +285,7 @@ class _Completions:
         def encode() -> list[EncodedPrompt]:
             given = {"model": status.model, **parse_json_object(body)}
             parse = parse_chat if "messages" in given else parse_completion
-            return self._prepare(self._check_ids(parse(given, self._limits, self._defaults)))
+            return self._prepare(self._check_ids(parse(given, self._limits, self._defaults)))[0]
 
         client = request.client.host if request.client else ""
         async with self._bodies.read_body(request) as body:
@@ -322,8 +321,10 @@ class _Completions:
             raise wrong_value_error(unknown[0], f"have token ids from 0 to {size - 1}", unknown[1])
         return parsed
 
-    def _prepare(self, parsed: ParsedRequest) -> list[EncodedPrompt]:
+    def _prepare(self, parsed: ParsedRequest) -> tuple[list[EncodedPrompt], tuple[int, ...]]:
+        """Encode the prompts and the prediction, and compile the grammar. Raises `ApiError`."""
         param = ("messages" if parsed.shown is None else "input") if parsed.is_chat else "prompt"
+        prediction: tuple[int, ...] = ()
         try:
             if parsed.is_chat:
                 prompts = [self._engine.encode_chat(parsed.messages, parsed.tool_use.tools, parsed.values)]
@@ -331,13 +332,16 @@ class _Completions:
                 param = "suffix" if parsed.suffix else param
                 how = (parsed.controls, parsed.begin, parsed.suffix)
                 prompts = [self._engine.encode(one, *how) for one in parsed.prompts]
+            if parsed.prediction:
+                param = "prediction"
+                prediction = self._engine.encode(parsed.prediction, begin=False).tokens
             param = "tools" if parsed.tool_use.demanded else "response_format"
             if parsed.grammar:
                 self._engine.compile_grammar(parsed.grammar)
         except (ConfigError, UnfitPromptError) as error:
             code = "invalid_prompt" if isinstance(error, UnfitPromptError) else "invalid_value"
             raise ApiError(400, str(error), param=param, code=code) from None
-        return prompts
+        return prompts, prediction
 
 
 class _EventStreamResponse(StreamingResponse):

@@ -27,6 +27,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if scope["method"] == "HEAD":  # as GET; the server sends no body, since it keeps its own scope
             scope = {**scope, "method": "GET"}
 

@@ -39,23 +39,28 @@ SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
 _NO_TOOL, _NULL_ONLY = ("none", "auto"), ()
 _ANY_VALUE = {"max_tool_calls", "parallel_tool_calls", "prompt_cache_key", "reasoning", "reasoning_effort"} | {
-    "safety_identifier"
+    "cache_salt",
+    "keep_alive",
+    "request_id",
+    "safety_identifier",
+    "verbosity",
 }
 _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("audio", "moderation", "prediction", "web_search_options"), _NULL_ONLY),
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), _NULL_ONLY),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+    **dict.fromkeys(("cache_prompt", "detokenize", "include_reasoning", "spaces_between_special_tokens"), (True,)),
     **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
-    **dict.fromkeys(("functions", "tools"), ([],)),
+    **dict.fromkeys(("early_stopping", "echo", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("bad_words", "functions", "tools"), ([],)),
     **dict.fromkeys(("function_call", "tool_choice"), _NO_TOOL),
-    **dict.fromkeys(("min_tokens", "priority"), (0,)),
+    **dict.fromkeys(("min_tokens", "mirostat", "priority", "top_logprobs"), (0,)),
     **dict.fromkeys(("context_management", "conversation", "prompt"), _NULL_ONLY),
     "background": (False,),
-    "length_penalty": (1,),
+    **dict.fromkeys(("length_penalty", "tfs_z", "typical_p"), (1,)),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
-    "verbosity": ("medium",),
 }
 
 
@@ -143,6 +148,15 @@ class TextPart(BaseModel):
     text: str
 
 
+class Prediction(BaseModel):
+    """A text that the answer may repeat: a draft. It changes how fast the answer is, not what it is."""
+
+    model_config = STRICT
+
+    type: Literal["content"]
+    content: Annotated[list[TextPart], BeforeValidator(_to_part_list), Field(max_length=MAX_PARTS)]
+
+
 class ChatMessage(BaseModel):
     """A message of a conversation. Chat templates have no place for other fields, such as `name`; they are ignored."""
 
@@ -187,6 +201,7 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Tokens | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
     tool_choice: object = None
+    prediction: Prediction | None = None
     chat_template_kwargs: Annotated[dict[Short, object], Field(max_length=MAX_VALUES)] = {}
     enable_thinking: bool | None = None  # one of these values, as clients of Qwen's models write it
     add_generation_prompt: bool = True
@@ -210,6 +225,7 @@ class ParsedRequest:
     begin: bool = True  # whether a prompt begins with BOS
     suffix: str = ""  # text after the completion
     echo: bool = False
+    prediction: str = ""  # that the answer to a chat may repeat
     shown: JsonObject | None = None  # of a request to `/v1/responses`, what its response repeats
 
     @property
@@ -258,7 +274,8 @@ def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingPar
     tool_use = read_tool_use(request.tools, request.tool_choice)
     sampling = _sampling_params(request, limits, defaults, given.pop() if given else -1, logprobs)
     grammar, values = _grammar_source(request, tool_use), _template_values(request)
-    return ParsedRequest(request, sampling, grammar, tool_use, messages=messages, values=values)
+    predicted = "".join(part.text for part in request.prediction.content) if request.prediction else ""
+    return ParsedRequest(request, sampling, grammar, tool_use, messages=messages, values=values, prediction=predicted)
 
 
 def _template_values(request: ChatRequest) -> dict[str, object]:

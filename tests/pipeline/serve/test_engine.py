@@ -99,6 +99,18 @@ def test_a_seeded_request_gives_the_same_text_next_to_any_others(
         assert submit_prompt(engine, "Ann has 3 apples", seed=12, **SAMPLED).tokens != alone
 
 
+def test_a_prediction_is_a_draft(engine: LiveEngine):
+    """It changes the number of passes, not the text."""
+    alone, with_text = [], []
+    for text in texts(610, 620):
+        whole = submit_prompt(engine, text, temperature=0.0, store=False).end()
+        again = submit_prompt(engine, text, temperature=0.0, store=False, prediction=(3, *whole.tokens)).end()
+        assert again.tokens == whole.tokens
+        alone.append(whole.usage.blocks)
+        with_text.append(again.usage.blocks)
+    assert sum(with_text) < 0.8 * sum(alone)
+
+
 def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_pair: TinyPair):
     vocabulary = load_pair(tiny_pair).target_vocabulary
     for text in texts(700, 706):

@@ -47,6 +47,7 @@ def client(served: HttpServer) -> Iterator[openai.OpenAI]:
 
 def test_the_model_is_listed(client: openai.OpenAI):
     assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.get("/models/", cast_to=object) == client.get("/models", cast_to=object)
     assert client.models.retrieve(MODEL).id == MODEL  # with a slash in its name
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")
@@ -146,6 +147,37 @@ def test_a_prompt_may_be_tokens_or_have_control_tokens(client: openai.OpenAI, en
     assert engine.plain == ("x", True, False)
     assert client.completions.create(model=MODEL, prompt="x", suffix="y", max_tokens=9).choices[0].text == "xy"
     assert engine.requests[-1].sampling.stop_token_ids == (10,), "those of the prompt end it too"
+
+
+def test_values_that_change_nothing_are_accepted(client: openai.OpenAI, engine: ScriptedEngine):
+    nothing = {
+        "top_logprobs": 0,
+        "best_of": 1,
+        "stop": "",
+        "seed": 1.0,
+        "priority": 0,
+        "min_tokens": 0,
+        "bad_words": [],
+    }
+    nothing |= {
+        "reasoning_effort": "high",
+        "verbosity": "low",
+        "stream_options": {},
+        "length_penalty": 1.0,
+        "echo": False,
+    }
+    client.completions.create(model=MODEL, prompt="x", extra_body=nothing)
+    client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=nothing)
+    assert engine.requests[-1].sampling == SamplingParams(0.25, 7, 0.5, max_tokens=Limits().max_tokens, seed=1)
+
+
+def test_a_prediction_reaches_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
+    prediction = {"type": "content", "content": [{"type": "text", "text": "hé"}]}
+    client.chat.completions.create(model=MODEL, messages=HELLO, prediction=prediction)
+    assert engine.requests[-1].prediction == tuple("hé".encode())
+    assert engine.plain == ("hé", False, False)
+    client.chat.completions.create(model=MODEL, messages=HELLO, prediction={"type": "content", "content": ""})
+    assert engine.requests[-1].prediction == ()
 
 
 def test_prompts_are_shown_as_tokens_and_tokens_as_text(served: HttpServer):
@@ -263,6 +295,8 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
         ({"priority": 1}, "priority", "set it to 0"),
         ({"logprobs": 20, "max_tokens": 4000, "n": 5}, "logprobs", "20000 tokens are at most 400000, got 20"),
         ({"logprobs": 9, "max_tokens": 0, "echo": True, "n": 99, "prompt": "x" * 999}, "logprobs", "98901 tokens"),
+        ({"bad_words": ["x"]}, "bad_words", "set it to []"),
+        ({"repeat_penalty": 1}, "repeat_penalty", "did you mean 'repetition_penalty'?"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"prompt": [1, True]}, "prompt", "a text, a list of token ids, or a list of these"),
         ({"prompt": [[]]}, "prompt", "a text, a list of token ids, or a list of these"),
@@ -319,6 +353,8 @@ def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: s
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"echo": True}, "echo"),
+        ({"prediction": {"type": "content", "content": [IMAGE]}}, "prediction"),
+        ({"prediction": {"type": "content", "content": "x" * 4000}}, "prediction"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"not a name": 1}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
