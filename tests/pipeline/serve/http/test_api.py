@@ -151,6 +151,7 @@ def test_a_prompt_may_be_tokens_or_have_control_tokens(client: openai.OpenAI, en
 
 def test_values_that_change_nothing_are_accepted(client: openai.OpenAI, engine: ScriptedEngine):
     nothing = {
+        "max_tokens": 5,
         "top_logprobs": 0,
         "best_of": 1,
         "stop": "",
@@ -168,7 +169,7 @@ def test_values_that_change_nothing_are_accepted(client: openai.OpenAI, engine: 
     }
     client.completions.create(model=MODEL, prompt="x", extra_body=nothing)
     client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=nothing)
-    assert engine.requests[-1].sampling == SamplingParams(0.25, 7, 0.5, max_tokens=Limits().max_tokens, seed=1)
+    assert engine.requests[-1].sampling == SamplingParams(0.25, 7, 0.5, max_tokens=5, seed=1)
 
 
 def test_a_prediction_reaches_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
