@@ -14,8 +14,8 @@ from stages.sampling.params import SamplingParams
 
 FORMAT = 5  # of what is remembered: goes up when costs change without their key
 # Bytes that are read and operations, per second. On two cores of an Intel Xeon a pass takes 5.9 ms for one token with
-# SmolLM2-135M in four bits, 60 with Qwen2.5-Coder-1.5B, and .9 and 10 more for each token more, a piece of a small
-# drafter .5. What drafts cost, tokens and pieces, is set to about half of that: what seems cheap is tried and so
+# SmolLM2-135M in four bits, 49 with Qwen2.5-Coder-1.5B, and .9 and 5 more for each token more, a piece of a small
+# drafter .5. What drafts of a small target cost is set to about half of that: what seems cheap is tried and so
 # corrected, what seems dear is not tried.
 CPU_RATES, GPU_RATES = (2e10, 6e11), (1e12, 4e13)
 LAYER_SECONDS = 1e-5  # to enter a layer
