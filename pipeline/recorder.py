@@ -48,8 +48,6 @@ class PromptCounters:
     drafted: int = 0
     judged: int = 0
     accepted: int = 0
-    first_judged: int = 0
-    first_accepted: int = 0
     lookup_blocks: int = 0
     lookup_drafted: int = 0
     lookup_judged: int = 0
@@ -59,20 +57,18 @@ class PromptCounters:
     def add(self, verdict: Verdict) -> None:
         """Count one block. Copied drafts are counted separately: they are no evidence about the drafter."""
         self.blocks += 1
-        drafted, accepted = _count_drafted(verdict.proposal), Outcome.ACCEPTED
+        drafted = _count_drafted(verdict.proposal)
         if verdict.proposal.draft.source is DraftSource.MODEL:
             self.drafted += drafted
             self.judged += verdict.judged
             self.accepted += verdict.accepted
-            self.first_judged += verdict.judged > 0
-            self.first_accepted += any(one.outcome is accepted for one in verdict.decisions[:1])
             return
         self.lookup_blocks += 1
         self.lookup_drafted += drafted
         self.lookup_judged += verdict.judged
         self.lookup_accepted += verdict.accepted
         found = [one for one in verdict.decisions if one.candidate and one.candidate.source is DraftSource.LOOKUP]
-        self.own_accepted += sum(one.outcome is accepted for one in found)
+        self.own_accepted += sum(one.outcome is Outcome.ACCEPTED for one in found)
 
 
 def _count_candidates(proposal: Proposal) -> int:

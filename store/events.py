@@ -174,11 +174,9 @@ class PromptCompleted:
     prompt_tokens: int
     emitted: int
     blocks: int  # target forwards
-    drafted: int  # pieces; this and the counts up to `first_accepted` are of drafts by the model
+    drafted: int  # pieces; this and the counts up to `accepted` are of drafts by the model
     judged: int
     accepted: int
-    first_judged: int  # blocks whose first proposed token was judged
-    first_accepted: int
     started: float
     finished: float
     drafter_version: int

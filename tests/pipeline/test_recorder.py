@@ -170,17 +170,6 @@ def test_a_prompt_adds_up_its_blocks():
     assert completed.drafter_version == 4
 
 
-def test_the_first_position_of_a_block_is_counted_apart():
-    counters = PromptCounters(started=0.0)
-    taken, alternative = Outcome.ACCEPTED, Outcome.ALTERNATIVE  # of the last block an alternative was accepted
-    for judged, accepted_tokens, first in ((3, 2, taken), (1, 0, Outcome.REJECTED), (0, 0, None), (2, 2, alternative)):
-        decisions = (Decision(0, None, first, None, None),) if first else ()
-        verdict = Verdict(Proposal(draft_of(row_with(()), (20,)), ()), decisions, (), judged, accepted_tokens)
-        counters.add(verdict)
-    assert (counters.first_judged, counters.first_accepted) == (3, 1)
-    assert (counters.judged, counters.accepted, counters.blocks) == (6, 4, 4)
-
-
 def copied_verdict() -> Verdict:
     """The rejected verdict, had its draft been copied from the text."""
     verdict = rejected_verdict()
@@ -202,7 +191,7 @@ def test_what_was_looked_up_is_counted_apart():
         counters.add(each)
     event = RECORDER.record_completion(verdict.proposal.draft.row, counters, 2.0, VERSIONS)
     assert event.blocks == 3
-    assert (event.drafted, event.judged, event.accepted, event.first_judged, event.first_accepted) == (4, 2, 1, 1, 1)
+    assert (event.drafted, event.judged, event.accepted) == (4, 2, 1)
     assert (event.lookup_blocks, event.lookup_drafted, event.lookup_judged, event.lookup_accepted) == (2, 8, 4, 2)
 
 
@@ -259,7 +248,7 @@ def test_the_block_of_a_tree_counts_candidates_and_has_its_prediction():
     assert (done.drafter, done.expected_tokens, done.expected_seconds) == (DraftSource.LOOKUP, 2.5, 0.125)
     counters = PromptCounters(started=1.0)
     counters.add(accepted_tree())
-    assert (counters.blocks, counters.drafted, counters.judged, counters.first_judged) == (1, 0, 0, 0)
+    assert (counters.blocks, counters.drafted, counters.judged) == (1, 0, 0)
     found = (counters.lookup_blocks, counters.lookup_drafted, counters.lookup_judged, counters.lookup_accepted)
     assert (*found, counters.own_accepted) == (1, 4, 2, 2, 1)
 

@@ -21,8 +21,6 @@ def make_completed(offset: int, *, judged: int = 20, accepted: int = 10, **other
         "drafted": judged + 5,
         "judged": judged,
         "accepted": accepted,
-        "first_judged": judged,
-        "first_accepted": accepted,
         "started": float(offset),
         "finished": offset + 1.0,
         "drafter_version": 0,

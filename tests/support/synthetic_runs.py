@@ -137,8 +137,6 @@ def prompt(**changes: Any) -> PromptCompleted:
         "drafted": 5,
         "judged": 3,
         "accepted": 2,
-        "first_judged": 2,
-        "first_accepted": 2,
     }
     return make_completed(**(fields | changes))
 

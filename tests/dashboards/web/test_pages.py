@@ -291,7 +291,7 @@ def test_the_candidates_of_a_tree_are_listed_and_can_be_hidden(serve: Serve, tmp
 @pytest.mark.slow
 def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path, page: Any):
     write(tmp_path / "runs" / "empty", [])
-    plain = [prompt(offset, judged=0, accepted=0, drafted=0, blocks=5, first_judged=0) for offset in range(9)]
+    plain = [prompt(offset, judged=0, accepted=0, drafted=0, blocks=5) for offset in range(9)]
     write(tmp_path / "runs" / "plain", plain)
     address = serve(tmp_path / "runs")
     for name in READY:

@@ -31,7 +31,7 @@ def mixed_run() -> list[Event]:
         block(block=3, judged=1, accepted=0, emitted=1, **MEMORY),
         block(block=4, drafted=0, proposed=0, judged=0, accepted=0, emitted=1),
         prompt(
-            emitted=9, blocks=5, drafted=2, judged=2, accepted=1, first_judged=1, first_accepted=1, lookup_blocks=3,
+            emitted=9, blocks=5, drafted=2, judged=2, accepted=1, lookup_blocks=3,
             lookup_drafted=9, lookup_judged=4, lookup_accepted=3,
         ),
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def test_the_longest_runs_print_the_bonus_token_after_them(tmp_path: Path):
         decision(),
         bonus(position=1),
         block(drafted=1, proposed=1, judged=1, accepted=1, emitted=2),
-        prompt(emitted=2, blocks=1, drafted=1, judged=1, accepted=1, first_judged=1, first_accepted=1),
+        prompt(emitted=2, blocks=1, drafted=1, judged=1, accepted=1),
     ]
     with LogReader([write_run(tmp_path, events)]) as log:
         (row,) = log.recipe("longest-runs").to_pylist()
