@@ -8,6 +8,7 @@ from stages.learn.training.update import Step
 LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
 HORIZON = 1000  # prompts: a longer benefit is not counted on
 EXPLORED = 0.02  # largest share of the target passes that updates may cost while they gain nothing
+UNPROVEN = 0.25  # the same after the first one, until one gains: a large drafter's first ones took a third of the time
 USELESS = 2  # updates in a row after which they gain nothing: the first one on a new text has few examples
 
 
@@ -50,8 +51,8 @@ class BreakEvenInterval(UpdateInterval):
     many prompts as are left, or as there were so far since the last drift, whichever are more, at most `horizon`. Of a
     stream of unknown length only the latter count: a short one must not pay for a long one.
 
-    Where updates gain nothing, the next one waits until it takes at most `EXPLORED` of the time; after a drift, and at
-    the beginning, the first one waits for nothing.
+    Until an update gains, the next one waits until the last one took at most `UNPROVEN` of the time, and where updates
+    gain nothing, `EXPLORED`; after a drift, and at the beginning, the first one waits for nothing.
 
     What counts is the acceptance at every token that the target emits, whatever drafted it. If the drafter's own drafts
     counted, one of low acceptance would hardly be used, so hardly be trained, and would stay low.
@@ -93,8 +94,9 @@ class BreakEvenInterval(UpdateInterval):
     def is_due(self, tokens: int, prompts: int, *, free: bool = False) -> bool:
         if free:
             return prompts >= self._shortest
-        affordable = not self.is_exploring or self._spent <= EXPLORED * tokens / self._batch
-        return affordable and super().is_due(tokens, prompts)
+        proven = self._gain is not None and not self._useless
+        share = EXPLORED if self.is_exploring else UNPROVEN
+        return (proven or self._spent <= share * tokens / self._batch) and super().is_due(tokens, prompts)
 
     @override
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
@@ -114,7 +116,7 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def restart(self) -> None:
-        self.interval, self._gain, self._seen, self._useless = self._shortest, None, 0, 0
+        self.interval, self._gain, self._spent, self._seen, self._useless = self._shortest, None, 0.0, 0, 0
 
     @override
     def state_dict(self) -> State:

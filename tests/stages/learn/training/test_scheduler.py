@@ -266,14 +266,16 @@ def paying(**changes: float) -> BreakEvenInterval:
     return interval
 
 
-def test_updates_that_gain_nothing_wait_until_they_cost_a_fiftieth():
+def test_updates_that_gain_nothing_wait_until_they_cost_a_quarter_and_then_a_fiftieth():
     """An update of 100 pieces costs 20 target passes: a fiftieth of those of 1,000 tokens, in rows of two of 2,000."""
     for batch, enough in ((1, 1000), (2, 2000)):
         interval = paying(batch=batch)
-        assert interval.is_due(0, 4), "nothing is known yet"
+        early = 2 * enough // 25
+        assert [interval.is_due(tokens, 4) for tokens in (early - 1, early)] == [False, True], "no gain is known yet"
         interval.observe_update(step_of(None, None, served=False), 40, 4)
         assert not interval.is_exploring, "the first one had few examples"
         interval.interval = 4
+        assert [interval.is_due(tokens, 4) for tokens in (early - 1, early)] == [False, True]
         interval.observe_update(step_of(None, None, served=False), 40, 4)
         assert interval.is_exploring
         assert [interval.is_due(tokens, 100) for tokens in (enough - 1, enough)] == [False, True]
