@@ -10,7 +10,7 @@ from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
-from stages.drafting.sources import NO_EXPLORATION, Choice, Exploration, SourceChooser
+from stages.drafting.sources import NO_EXPLORATION, Choice, Exploration, SourceChooser, is_trial
 from stages.memory.text_memory import GrownTree, TextMemory
 from store.events import Action, DraftSource
 
@@ -48,6 +48,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
         self._exploration, self._labels_after_drift = exploration, labels_after_drift
+        decode.acceptance = chooser.measure_acceptance
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # tokens of the model's drafts that are judged before trees are used again
@@ -88,10 +89,10 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         ]
 
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
-        """Return the action with the highest expected tokens per second; after a drift, that which gives labels."""
+        """Return the action with the highest expected tokens per second; in trials and after a drift, the model's."""
         candidates = len(grown.tree.candidates) if grown.tree else 0
         can_draft = self._model and self._decode.speculates and self._decode.has_space(row)
-        if can_draft and self._due:
+        if can_draft and (self._due or is_trial(row, self._chooser.trial_interval)):
             return Action.MODEL
         reading = 0.0  # what each draft of the model bears of the cost of reading the prompt
         if can_draft and not self._decode.has_read(row):

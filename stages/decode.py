@@ -20,6 +20,7 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import ReadPrompts
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.selection import Selection
+from stages.drafting.sources import is_trial
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.engine.models.devices import synchronize
@@ -30,9 +31,6 @@ from stages.sampling.drawing import sample_rows
 from stages.sampling.params import SamplingParams
 
 LOG = logging.getLogger("omnidraft.drafting")
-# In one block out of so many, a row's greedy pieces are verified whatever the head estimates: pieces that are never
-# verified give no labels, and a head without labels never learns that they are accepted again.
-EVERY_WHOLE = 16
 
 
 @dataclass
@@ -160,6 +158,9 @@ class Decode(Stage[SequenceState, Draft]):
     prompts = ReadPrompts()  # those that the model read in the last block
     # chooses later what of greedy drafts is verified; None, the default: all of it
     selection: Selection | None = None
+    # whether the head has learned or will learn; else each of its estimates is replaced by the acceptance so far
+    trusts_head = True
+    acceptance: Callable[[], float] | None = None
 
     def __init__(
         self,
@@ -276,9 +277,7 @@ class Decode(Stage[SequenceState, Draft]):
         self._drawn = dict(zip(batch, growing.lengths, strict=True))
         drops = self.selection is not None and self.selection.drops and not whole
         droppable = {
-            number
-            for number, row in enumerate(batch)
-            if drops and growing.greedy[number] and (row.offset + row.block) % EVERY_WHOLE
+            number for number, row in enumerate(batch) if drops and growing.greedy[number] and not is_trial(row)
         }
         return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device, droppable)
 
@@ -321,6 +320,8 @@ class Decode(Stage[SequenceState, Draft]):
             logits_BD = logits_BD.masked_fill_(self._forbidden_D, -torch.inf)
         pieces_B, entropies_B, draft_probs_SD = self._draw(growing, active, logits_BD)
         features_BF, estimates_B = self.head.estimate(hidden_BW, logits_BD, pieces_B, len(growing.active))
+        if self.acceptance and not self.trusts_head:
+            estimates_B = torch.full_like(estimates_B, self.acceptance())
         raw_entropies_B = features_BF[:, ENTROPY].double()  # shows what a greedy row's own entropy would hide
         columns = torch.stack([pieces_B.double(), entropies_B, estimates_B.double(), raw_entropies_B]).tolist()
         finite = [isfinite(own) and isfinite(raw) for _, own, _, raw in zip(*columns, strict=True)]

@@ -127,7 +127,7 @@ def make_decode(
     """Make the drafting of the model. Its head is `usable` if it has learned or will learn; `trees`: whether the target
     reads token trees.
     """
-    rule = make_stop_rule(draft.stop, costs, usable=usable)
+    rule = make_stop_rule(draft.stop, costs)
     most = draft.max_draft if "model" in draft.sources else 0
     if draft.temperature is not None:
         params = replace(params, temperature=draft.temperature)
@@ -142,6 +142,7 @@ def make_decode(
         models.drafter_vocabulary.eos,
         state_logits=states and partial(states.compute_logits, models.name),
     )
+    decode.trusts_head = usable
     alternatives = draft.width - 1 if trees and draft.mode in ("trie", "match") else 0
     drops = isinstance(rule, CostStop)
     decode.selection = Selection(costs, trie, MODES[draft.mode].parse, alternatives, drops=drops)

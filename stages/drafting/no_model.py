@@ -1,6 +1,6 @@
 """Replaces the drafter if none is loaded, and all drafts are copied."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ class NoModel(Stage[SequenceState, Draft]):
 
     speculates = False  # whether the model drafts at all: no
     prompts = ReadPrompts()  # those that the model read in the last block: none
+    acceptance: Callable[[], float] | None = None  # of the model's drafts: there are none
     admitted_rows: Collection[SequenceState] = ()  # those that a checkpoint restored: none
 
     @override

@@ -3,6 +3,9 @@
 The choice depends on past verdicts and on the tree only, never on the model's present draws: a choice that depended on
 these would change the distribution of the model's pieces.
 
+A few blocks try the model whatever is expected of it: so its acceptance stays known where it does not pay, and a fall
+of it, and a rise by learning, are noticed.
+
 In a few blocks the action is drawn instead, so that the log shows what each action is worth. What a block gives depends
 on where in the text it is. The policy takes each action where it promises most, so averages over the blocks of each
 action do not compare them. Where the action was drawn, with a known chance, a block counts as 1 / chance blocks of its
@@ -11,41 +14,43 @@ kind (inverse-propensity weighting).
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from math import sqrt
 from typing import NamedTuple
 
-from stages.contract.blocks import Verdict
+from stages.contract.blocks import SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.drafting.costs import CostModel
+from stages.sampling.random_source import is_sampled
 from store.events import Action
 
 _MASK = (1 << 64) - 1
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
-DISCOUNT = 0.99  # of the statistics of a kind of blocks, per block of that kind, whatever drafts
-SLOW_DISCOUNT = 0.999  # of those of all kinds, per block: what is not tried for long is unknown again
+DISCOUNT = 0.97  # of the statistics of a kind of blocks, and of all, per draft of the model
 SHARED = 4.0  # drafts of any kind that count for one kind
-OPTIMISM = 0.35  # tokens added to a draft's before the first one of a kind; divided by sqrt(N + 1) after N drafts
-PRIOR = (5.0, 5.0, 4.0, 3.0)  # tokens of three drafts, and the pieces drawn and verified; they are never discounted
-KEPT = 0.1  # of the statistics of the model in each kind of blocks, where it may have become better
+# In half of the prompts one block in eight tries the model: with a third of them, a fall was noticed late where the
+# model does not pay. Where little is accepted, nothing can fall, and one prompt in eight is enough: there a trial takes
+# 3 ms more than it gives, next to .4 where much is, and reading a prompt 4.5.
+TRIED_PROMPTS, RARELY_TRIED, TRIED_BLOCKS = 2, 8, 8
+KEPT = 0.03  # of the statistics of the model in each kind of blocks, where it may have become better
 
 
-@dataclass
-class _Drafts:
-    """Drafts of the model: the tokens of their blocks, the pieces drawn and verified, and their number, discounted."""
+class _Drafts(NamedTuple):
+    """Sums over drafts of the model, discounted."""
 
-    tokens: float = 0.0
-    drawn: float = 0.0
-    verified: float = 0.0
+    tokens: float = 0.0  # that their blocks emitted
+    drawn: float = 0.0  # pieces
+    verified: float = 0.0  # tokens
+    judged: float = 0.0  # of these
     number: float = 0.0
 
-    def discount(self, factor: float) -> None:
-        self.tokens, self.drawn, self.verified, self.number = (factor * own for own in astuple(self))
+    def discount(self, factor: float) -> "_Drafts":
+        return _Drafts(*(factor * own for own in self))
 
-    def add(self, tokens: float, drawn: float, verified: float) -> None:
-        self.tokens, self.drawn, self.verified = self.tokens + tokens, self.drawn + drawn, self.verified + verified
-        self.number += 1
+    def add(self, other: "_Drafts") -> "_Drafts":
+        return _Drafts(*map(sum, zip(self, other, strict=True)))
+
+
+PRIOR = _Drafts(tokens=5, drawn=5, verified=4, judged=3, number=3)  # never discounted
 
 
 class SourceChooser:
@@ -53,14 +58,11 @@ class SourceChooser:
 
     A tree's tokens are predicted by its calibrated chances; the model's are those of its recent drafts where trees
     promised about as much (a kind of blocks): text that the memory knows is often text that the model knows. While few
-    drafts are known, those of all kinds count too, and the model is taken to be better than its mean by what is
-    uncertain about it. Its cost is that of drafts of their mean length by today's costs. Discounts make what is not
-    tried more uncertain, so it is tried again: less often, the more it lost by. This is the discounted upper confidence
-    bound of Garivier and Moulines (2011).
+    drafts are known, those of all kinds count too. Its cost is that of drafts of their mean length by today's costs.
 
     >>> from stages.drafting.costs import Costs
     >>> chooser = SourceChooser(Costs(target=((1, 1.0), (2, 1.06)), drafter=((1, 0.24),)))
-    >>> chooser.choose(candidates=1, expected=0.2).value  # (5/3 + 0.35) / 1.48 is more than 1.2 / 1.06
+    >>> chooser.choose(candidates=1, expected=0.1).value  # 5/3 tokens in 1.46 are more than 1.1 in 1.06
     'model'
     >>> chooser.choose(candidates=4, expected=3.0).value
     'copies'
@@ -75,7 +77,7 @@ class SourceChooser:
 
     def __init__(self, costs: CostModel, rows: int = 1, *, may_rest: bool = True) -> None:
         self._costs, self.rows, self._may_rest = costs, rows, may_rest
-        self._all, self._kinds = _Drafts(), [_Drafts() for _ in range(len(GAIN_EDGES) + 1)]
+        self._sums = [_Drafts()] * (len(GAIN_EDGES) + 2)  # of all, then of each kind
 
     def choose(self, candidates: int, expected: float, *, model: bool = True, more: float = 0.0) -> Action:
         """Return the action of a row.
@@ -98,25 +100,33 @@ class SourceChooser:
         return max(speeds, key=lambda action: speeds[action])
 
     def foresee_model(self, expected: float) -> tuple[float, float]:
-        """Return what the model's draft is hoped to emit for a row whose tree promises so much, and what it costs."""
-        here, every = self._kind(expected), [own + prior for own, prior in zip(astuple(self._all), PRIOR, strict=True)]
-        share, known = SHARED / every[3], here.number + SHARED
-        tokens, drawn, verified, _ = (
-            (own + share * other) / known for own, other in zip(astuple(here), every, strict=True)
-        )
+        """Return what the model's draft is expected to emit for a row whose tree promises so much, and its cost."""
+        here, every = self._sums[_kind(expected)], self._all
+        known = here.add(every.discount(SHARED / every.number))
+        tokens, drawn, verified, *_ = known.discount(1 / known.number)
         fewer = int(drawn)
         low, high = (self._costs.drafts_cost([length] * self.rows) for length in (fewer, fewer + 1))
         cost = self._costs.verification_cost(self.rows * (1 + verified)) + low + (drawn - fewer) * (high - low)
-        return tokens + OPTIMISM / sqrt(here.number + 1), cost / self.rows
+        return tokens, cost / self.rows
 
-    def _kind(self, expected: float) -> _Drafts:
-        return self._kinds[bisect_right(GAIN_EDGES, expected)]
+    @property
+    def trial_interval(self) -> int:
+        """Of how many prompts one has trials: of fewer while the model's drafts give what they are taken to give."""
+        every = self._all
+        return TRIED_PROMPTS if every.tokens / every.number >= PRIOR.tokens / PRIOR.number else RARELY_TRIED
+
+    def measure_acceptance(self) -> float:
+        """Return the acceptance rate of the model's drafts."""
+        every = self._all
+        return (every.tokens - every.number) / every.judged
+
+    @property
+    def _all(self) -> _Drafts:
+        return self._sums[0].add(PRIOR)
 
     def try_model(self) -> None:
         """Forget most of what is known of the model, because it may be better than it was."""
-        self._all = _Drafts()
-        for drafts in self._kinds:
-            drafts.discount(KEPT)
+        self._sums = [_Drafts(), *(kind.discount(KEPT) for kind in self._sums[1:])]
 
     def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
         """Update with the outcome of a row's block.
@@ -126,19 +136,28 @@ class SourceChooser:
             expected: accepted candidates of the tree that the row had or could have had.
             drawn: pieces that the model drew, dropped ones included.
         """
-        kind = self._kind(expected)
-        kind.discount(DISCOUNT)
-        self._all.discount(SLOW_DISCOUNT)
         if action is Action.MODEL:
-            for drafts in (kind, self._all):
-                drafts.add(1.0 + verdict.accepted, drawn, len(verdict.proposal.verifiable))
+            own = _Drafts(1.0 + verdict.accepted, drawn, len(verdict.proposal.verifiable), verdict.judged, 1)
+            for place in (0, _kind(expected)):
+                self._sums[place] = self._sums[place].discount(DISCOUNT).add(own)
 
     def state_dict(self) -> State:
         """Return the sums of the model's drafts: of all, then of each kind."""
-        return [astuple(drafts) for drafts in (self._all, *self._kinds)]
+        return self._sums
 
     def load_state_dict(self, state: State) -> None:
-        self._all, *self._kinds = (_Drafts(*sums) for sums in state)
+        self._sums = [_Drafts(*sums) for sums in state]
+
+
+def _kind(expected: float) -> int:
+    return 1 + bisect_right(GAIN_EDGES, expected)
+
+
+def is_trial(row: SequenceState, interval: int = TRIED_PROMPTS) -> bool:
+    """Return whether the row's present block tries the model, where one prompt in so many does. All that is drafted in
+    it is verified: the acceptance head, too, learns nothing from pieces that are never verified.
+    """
+    return row.block % TRIED_BLOCKS == 1 and is_sampled(row.offset, interval)
 
 
 class Choice(NamedTuple):

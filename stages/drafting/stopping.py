@@ -83,10 +83,8 @@ def _next_survival(survival: Survival) -> float:
     return survival[-1] * survival[-1] / before if before > 0 else 0.0
 
 
-def make_stop_rule(stop: str | float, costs: CostModel, *, usable: bool) -> StopRule:
-    """Return the rule of the setting `draft.stop`. A head that neither has learned nor will learn (not `usable`)
-    decides nothing.
-    """
-    if stop == "never" or not usable:
+def make_stop_rule(stop: str | float, costs: CostModel) -> StopRule:
+    """Return the rule of the setting `draft.stop`."""
+    if stop == "never":
         return FixedLength()
     return ThresholdStop(stop) if isinstance(stop, float) else CostStop(costs)

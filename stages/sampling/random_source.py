@@ -60,3 +60,14 @@ class SeededRandomSource(RandomSource):
 def to_float32_grid(uniform: float) -> float:
     """Round down to a multiple of 2**-24, so that the number that is logged is the number that decided."""
     return float(int(uniform * (1 << UNIFORM_BITS))) / (1 << UNIFORM_BITS)
+
+
+def is_sampled(offset: int, interval: int) -> bool:
+    """Return whether the prompt at an offset of the stream is one of a sample of one in so many, spread evenly.
+
+    Multiples of the golden ratio (Knuth's multiplicative hash) share no period with the routing of prompts to targets.
+
+    >>> [offset for offset in range(16) if is_sampled(offset, 4)]
+    [1, 4, 9, 12]
+    """
+    return ((offset + 1) * 2654435761 % (1 << 32)) * interval >> 32 == 0

@@ -9,7 +9,7 @@ from enumeration import EXACT, VOCABULARIES, Distribution, World, add_up, differ
 from torch import Tensor
 from whole_stages import new_row, run_block, stages_of
 
-from stages.decode import EVERY_WHOLE, Decode
+from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead, piece_features
 from stages.drafting.selection import Selection
@@ -39,7 +39,7 @@ def distribution_with_dropping(world: World, count: int) -> tuple[Distribution, 
         head = MoodyHead(first.model.hidden_size, 0)
         decode = Decode(first.model, head, FixedLength(), greedy, world.allowed, most, None, torch.float64)
         decode.selection = translate.selection = Selection(COSTS, translate._trie, MODES[world.mode].parse)
-        stages, row = (decode, translate, verify), new_row(rng, 4, offset=EVERY_WHOLE - 1)
+        stages, row = (decode, translate, verify), new_row(rng, 4, offset=1)
         for stage in stages:
             stage.admit(row)
         while not row.finish and row.emitted < count:

@@ -12,10 +12,11 @@ from doubles import TableModel, row_of
 from torch import Tensor
 
 from stages.contract.blocks import Draft, SequenceState
-from stages.decode import EVERY_WHOLE, Decode
+from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
 from stages.drafting.selection import Selection
+from stages.drafting.sources import TRIED_BLOCKS
 from stages.drafting.stopping import FixedLength, StopRule
 from stages.ngrams.trie import Trie
 from stages.prompts.prompt_reader import PromptReader
@@ -239,15 +240,15 @@ def selecting_decode(**settings: Any) -> Decode:
     return decode
 
 
-def test_the_last_pieces_of_a_greedy_draft_may_stay_unverified_but_now_and_again_the_head_gets_all_labels():
-    decode, row = selecting_decode(temperature=0.0), row_of([0, 1], offset=5)
-    decode.admit(row)
-    droppable = []
-    for _ in range(2 * EVERY_WHOLE):
-        droppable.append(decode([row])[0].droppable)
-        row.block += 1
-    assert droppable == [(5 + block) % EVERY_WHOLE > 0 for block in range(2 * EVERY_WHOLE)]
-    assert not decode([row], whole=True)[0].droppable
+def test_the_last_pieces_of_a_greedy_draft_may_stay_unverified_but_in_trials_the_head_gets_all_labels():
+    decode, rows = selecting_decode(temperature=0.0), [row_of([0, 1], offset=offset) for offset in (0, 1)]
+    for row in rows:
+        decode.admit(row)
+    for block in range(2 * TRIED_BLOCKS):
+        for row in rows:
+            row.block = block
+        assert [draft.droppable for draft in decode(rows)] == [True, block % TRIED_BLOCKS != 1]
+    assert not any(draft.droppable for draft in decode(rows, whole=True))
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])

@@ -25,6 +25,7 @@ from stages.contract.snapshot import State
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.interval import UpdateInterval
 from stages.learn.training.update import Attempt, Chooser, Pace, Step, make_event, to_lessons
+from stages.sampling.random_source import is_sampled
 from store.events import Updated
 
 T = TypeVar("T")
@@ -33,7 +34,6 @@ T = TypeVar("T")
 # the soft targets of every token takes time that shows next to fast passes.
 SAMPLED = 16
 IDLE = "idle: "  # begins the reason of an update that was computed while nothing else needed the processor
-SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 
 
 class InlineWorker(Executor):
@@ -126,7 +126,7 @@ class UpdateScheduler:
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
-        return ((offset + 1) * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
+        return is_sampled(offset, self._sampled)
 
     def learn(self, example: TrainingExample) -> Updated | None:
         """Adopt an update that is due, then add the example and submit an update if it completes the interval.
