@@ -12,7 +12,7 @@ from river.drift import ADWIN, KSWIN, PageHinkley
 
 from benchmarks.command import run
 from pipeline.config.cli_options import argument
-from pipeline.learning.drift import GRACE, Detector
+from pipeline.learning.drift import GRACE, Detector, WeightedRates
 from store.query.log_reader import LogReader
 
 LENGTH = 5000  # prompts of a stream without a change
@@ -24,11 +24,10 @@ LEVEL, DEVIATION = 0.65, 0.15  # of simulated rates
 Prompt = dict[str, Any]  # a row of the log
 RATES: dict[str, Callable[[Prompt], tuple[int, int]]] = {  # accepted and judged tokens of a prompt
     "drafter": lambda row: (row["accepted"], row["judged"]),
-    "first tokens": lambda row: (row["first_accepted"], row["first_judged"]),
     "all sources": lambda row: (row["accepted"] + row["lookup_accepted"], row["judged"] + row["lookup_judged"]),
     "tokens per pass": lambda row: (row["emitted"] - row["blocks"], row["emitted"]),
 }
-PAGE_HINKLEY = (0.05, 2), (0.05, 3), (0.1, 1.5), (0.1, 2), (0.15, 1.25), (0.15, 1.5), (0.2, 1.25)
+PAGE_HINKLEY = (0.05, 1), (0.1, 0.5), (0.1, 0.6), (0.1, 1), (0.15, 0.4), (0.15, 0.5), (0.15, 1.25)
 DETECTORS: dict[str, Callable[[], Detector]] = {
     f"PageHinkley({tolerance}, {threshold})": partial(
         PageHinkley, min_instances=GRACE, delta=tolerance, threshold=threshold, mode="down"
@@ -59,8 +58,9 @@ def detectors(
 
 
 def pick_rates(rows: Sequence[Prompt], rate: str) -> list[float | None]:
-    """Return the rate of each prompt; None where nothing was judged."""
-    return [accepted / judged if judged else None for accepted, judged in map(RATES[rate], rows)]
+    """Return the value of each prompt, as the product weights it; None where nothing was judged."""
+    rates = WeightedRates()
+    return [rates.add(accepted, judged) if judged else None for accepted, judged in map(RATES[rate], rows)]
 
 
 def describe(name: str, runs: Sequence[list[float | None]], change: int, streams: int) -> str:

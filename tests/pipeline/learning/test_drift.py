@@ -10,6 +10,8 @@ from event_making import make_completed
 
 from pipeline.config.sections import DriftSettings
 from pipeline.learning.drift import DriftMonitor, change_point
+from stages.drafting.sources import TRIED_PROMPTS
+from stages.sampling.random_source import is_sampled
 from store.events import Drifted
 
 JUDGED = 60  # tokens of a prompt
@@ -93,6 +95,29 @@ def test_prompts_with_nothing_judged_are_skipped_and_do_no_harm():
     assert alarms(monitor, noisy([0.8] * 30, seed=1), begin=BEFORE + 50) == []
     (alarm,) = alarms(monitor, noisy([0.3] * AFTER, seed=2), begin=BEFORE + 80)
     assert alarm.action == "recall"
+
+
+def test_rates_of_few_tokens_hardly_count():
+    """One token of a prompt says less than thirty."""
+    monitor = monitor_of()
+    assert alarms(monitor, noisy([0.7] * BEFORE)) == []
+    single = [make_completed(BEFORE + number, judged=1, accepted=0) for number in range(4)]
+    assert [event for event in map(monitor.observe, single) if event] == []
+    (alarm,) = alarms(monitor, [2, 2], begin=BEFORE + 4)
+    assert (alarm.rate_before, alarm.rate_after) == (pytest.approx(0.7, abs=0.03), pytest.approx(0.03, abs=0.01))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_fall_is_noticed_where_the_model_drafts_in_trials_alone(seed: int):
+    """Four trials in every second prompt, of some ten tokens in a text that the drafter knows and five in another."""
+    random, monitor, found = Random(seed), monitor_of(), []
+    for offset in range(60):
+        rate, judged = (0.7, 10) if offset < 48 else (0.1, 5)
+        if is_sampled(offset + seed, TRIED_PROMPTS):
+            accepted = sum(random.random() < rate for _ in range(judged))
+            found.append(monitor.observe(make_completed(offset, judged=judged, accepted=accepted)))
+    alarm, *_ = filter(None, found)
+    assert 48 <= alarm.offset < 60
 
 
 def test_no_detector_sees_nothing():
