@@ -267,6 +267,10 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVING)
     ] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar=API_KEY, help=_KEY_HELP, rich_help_panel=SERVING)] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Site whose pages may send requests; * for all.", rich_help_panel=SERVING),
+    ] = None,
     learn: Annotated[str | None, option("serve.learn")] = None,
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
     temperature: Annotated[
@@ -292,9 +296,9 @@ def serve(
 ) -> None:
     """Serve a target with a drafter, and learn from the requests.
 
-    The endpoints are those of OpenAI's interface: /v1/models, /v1/completions, /v1/chat/completions; besides /health
-    and /metrics. Requests are prompts of a stream: they are logged below the run's folder, unless they have
-    `"store": false`, and the drafter is trained on them in parallel.
+    The endpoints are those of OpenAI's interface: /v1/models, /v1/completions, /v1/chat/completions, /v1/responses;
+    besides /health and /metrics. Requests are prompts of a stream: they are logged below the run's folder, unless they
+    have `"store": false`, and the drafter is trained on them in parallel.
     """
     overrides = overrides_of(serve, locals()) | parse_settings(settings)
     os.environ.pop(API_KEY, None)  # processes that the server starts do not need it
@@ -309,10 +313,11 @@ def serve(
         base = with_serving_defaults(load(config) if config else Config())
         chosen = base.with_overrides(read_environment() | overrides)
         run_folder, mirror = open_new_run(chosen.run, runs)
-    _serve(chosen, mirror.name, host, port, api_key, resume=bool(resume))
+    access = {"host": host, "api_key": api_key, "origins": allow_origin or ()}
+    _serve(chosen, mirror.name, port, access, resume=bool(resume))
 
 
-def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, *, resume: bool) -> None:
+def _serve(config: Config, run: str, port: int, access: dict[str, Any], *, resume: bool) -> None:
     from pipeline.assembly.stages import make_sampling_params
     from pipeline.serve.engine_process import EngineProcess
     from pipeline.serve.http.api import make_app
@@ -321,20 +326,20 @@ def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, 
     from pipeline.serve.http.server import serve as serve_http
     from store.hosts import listen
 
+    host = access["host"]
     listener = listen(host, port)  # before models are loaded for nothing
     metrics = Metrics(config.targets[0])
     limits = Limits(max_tokens=config.serve.max_tokens, deadline_seconds=config.serve.deadline_seconds)
     with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:
-        app = make_app(
-            engine, limits, metrics, defaults=make_sampling_params(config.sampling), api_key=api_key, host=host
-        )
+        app = make_app(engine, limits, metrics, defaults=make_sampling_params(config.sampling), **access)
         address = ("[{}]:{}" if ":" in host else "{}:{}").format(host, listener.getsockname()[1])
         LOG.info("serving %s on http://%s/v1", config.targets[0], address)
         LOG.info("run: %s", run, extra={"run": run})
         for number in (signal.SIGINT, signal.SIGTERM):  # those that come when uvicorn listens to them no more
             signal.signal(number, lambda *_: LOG.info("still committing; it ends by itself"))
-        serve_http(app, listener, limits, has_key=api_key is not None, failed=lambda: engine.failure is not None)
+        has_key = access["api_key"] is not None
+        serve_http(app, listener, limits, has_key=has_key, failed=lambda: engine.failure is not None)
         LOG.info("committing what was done")
     LOG.info("resume with: omnidraft serve --resume %s", run)

@@ -242,13 +242,17 @@ class HttpServer:
 
 @contextmanager
 def run_http_server(
-    engine: ScriptedEngine, limits: Limits | None = None, defaults: SamplingParams = DEFAULTS, key: str | None = None
+    engine: ScriptedEngine,
+    limits: Limits | None = None,
+    defaults: SamplingParams = DEFAULTS,
+    key: str | None = None,
+    origins: Sequence[str] = (),
 ) -> Iterator[HttpServer]:
     """Run a server over the engine until the block ends."""
     limits = limits or Limits(grace_seconds=0.2)
     metrics = Metrics(MODEL)
     listener = listen("127.0.0.1", 0)
-    server = make_server(make_app(engine, limits, metrics, defaults=defaults, api_key=key), limits)
+    server = make_server(make_app(engine, limits, metrics, defaults=defaults, api_key=key, origins=origins), limits)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     try:

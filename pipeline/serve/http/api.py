@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import cache
@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
@@ -90,10 +91,11 @@ def make_app(
     defaults: SamplingParams = DEFAULTS,
     api_key: str | None = None,
     host: str = "127.0.0.1",
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """Make the application. The server that runs it uses its `state.active_requests`. Requests take what they leave out
     from `defaults`, but `max_tokens` from OpenAI's interface. With a key every request must carry it, except those for
-    `/health`. `host` is the address that it will be served on.
+    `/health`. `host` is the address that it will be served on. Pages of the sites `origins` may send requests.
     """
     active, limits = ActiveRequests(), replace(limits, max_tokens=engine.read_status().max_length)
     completions = _Completions(engine, limits, metrics, defaults, active)
@@ -113,6 +115,8 @@ def make_app(
     )
     app.state.active_requests = active
     app.add_middleware(AuthMiddleware, key=api_key, served=host, metrics=metrics)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     add_error_handlers(app)
     _add_status_endpoints(app, engine, metrics, active)
     _add_token_endpoints(app, completions)

@@ -110,7 +110,7 @@ def test_processes_that_the_server_starts_do_not_inherit_its_key(tmp_path: Path,
     seen: dict[str, Any] = {}
 
     def record(*given: Any, **_: Any) -> None:
-        seen["key"], seen["inherited"] = given[-1], os.environ.get("OMNIDRAFT_API_KEY")
+        seen["key"], seen["inherited"] = given[-1]["api_key"], os.environ.get("OMNIDRAFT_API_KEY")
 
     monkeypatch.setattr(run_commands, "_serve", record)
     monkeypatch.setenv("OMNIDRAFT_API_KEY", "secret")

@@ -428,6 +428,19 @@ def test_a_page_of_another_name_is_refused(served: HttpServer, host: str, status
     assert answer.status_code == status
 
 
+def test_pages_of_a_named_site_may_send_requests(served: HttpServer):
+    site, asked = {"Origin": "https://chat.example"}, {"Access-Control-Request-Method": "POST"}
+    with run_http_server(ScriptedEngine(), key="secret", origins=["https://chat.example"]) as allowing:
+        http, url = allowing.client()._client, f"{allowing.url}/v1/chat/completions"
+        allowed = http.options(url, headers=site | asked)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, site["Origin"])
+        assert http.get(url, headers=site).headers["access-control-allow-origin"] == site["Origin"], (
+            "errors are read too"
+        )
+        assert http.options(url, headers={"Origin": "https://evil.example"} | asked).status_code == 400
+    assert "access-control-allow-origin" not in http.get(f"{served.url}/v1/models", headers=site).headers
+
+
 def test_a_full_queue():
     with run_http_server(engine := ScriptedEngine(capacity=2, held=True)) as served, served.client() as client:
         with pytest.raises(openai.RateLimitError) as caught:
