@@ -81,16 +81,18 @@ def make_drafting(
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
         preamble: ids of the target and of the drafter with which prompts begin.
         teacher: selects soft targets; by default as configured, if anything learns.
-        live: whether the prompts are requests, which are never decoded again.
+        live: whether the prompts are requests, which are never decoded again. If nothing learns, no text of one changes
+            how another is drafted, and only costs that are tracked change the choice of a draft.
     """
     draft, learns, device = config.draft, config.learn.enabled, models.target.device
+    keeps = learns or not live
     head, mode, params = make_head(models, config.seed), MODES[draft.mode], make_sampling_params(config.sampling)
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
     cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
-    translate = Translate(trie, cache, models.pair.pieces, mode.parse)
+    translate = Translate(trie, cache, models.pair.pieces, mode.parse, learns=keeps)
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
@@ -108,8 +110,9 @@ def make_drafting(
     decode = make_decode(draft, params, models, head, costs, trie, usable=usable, trees=models.target.reads_trees)
     translate.selection = decode.selection
     decode.reader, verify.reader = _make_readers(config.prompts, models, preamble, live=live)
-    memory = _make_memory(draft, config.memory.budget_bytes, models, costs)
-    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed)
+    memory = _make_memory(draft, config.memory.budget_bytes, models, costs, keeps=keeps)
+    adapts = keeps or draft.costs == "tracked"
+    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed, adapts=adapts)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
@@ -175,7 +178,9 @@ def _make_readers(
     )
 
 
-def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs: CostModel) -> TextMemory:
+def _make_memory(
+    draft: DraftSettings, budget_bytes: int, models: Models, costs: CostModel, *, keeps: bool
+) -> TextMemory:
     """Make the sources that propose target tokens, where drafts are wanted and the mode allows them."""
     usable = draft.max_draft > 0 and MODES[draft.mode].copies
     memory = TextMemory(
@@ -184,6 +189,7 @@ def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs:
         models.eos_ids,
         own=usable and "own" in draft.sources,
         budget_bytes=budget_bytes if usable and "memory" in draft.sources else 0,
+        keeps=keeps,
     )
     saved = models.drafter_folder / MEMORY_FILE if models.drafter_folder else None
     if saved is not None and saved.is_file():
@@ -192,7 +198,7 @@ def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs:
 
 
 def _make_chooser(
-    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int
+    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int, *, adapts: bool
 ) -> ChooseDraft:
     model = "model" in draft.sources
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
@@ -204,6 +210,7 @@ def _make_chooser(
         model=model,
         exploration=Exploration(draft.exploration, seed, actions),
         labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
+        adapts=adapts,
     )
 
 

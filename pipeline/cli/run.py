@@ -271,6 +271,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="Site whose pages may send requests; * for all.", rich_help_panel=SERVING),
     ] = None,
+    served_model_name: Annotated[str | None, option("serve.model_name")] = None,
     learn: Annotated[str | None, option("serve.learn")] = None,
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
     temperature: Annotated[
@@ -328,8 +329,8 @@ def _serve(config: Config, run: str, port: int, access: dict[str, Any], *, resum
 
     host = access["host"]
     listener = listen(host, port)  # before models are loaded for nothing
-    metrics = Metrics(config.targets[0])
-    limits = Limits(max_tokens=config.serve.max_tokens, deadline_seconds=config.serve.deadline_seconds)
+    metrics = Metrics(config.serve.model_name or config.targets[0])
+    limits = Limits(deadline_seconds=config.serve.deadline_seconds)
     with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:

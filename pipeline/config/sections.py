@@ -265,7 +265,9 @@ class ServeSettings(Section):
     waiting: int = Field(
         default=256, ge=1, description="Maximum number of queued requests; further requests get status 429."
     )
-    max_tokens: int = Field(default=4096, ge=1, description="Maximum number of target tokens in one completion.")
+    model_name: str | None = Field(
+        default=None, min_length=1, description="Name of the target for clients; by default the one that loads it."
+    )
     deadline_seconds: float = Field(
         default=300.0, gt=0, description="Time limit of a request in seconds, including its time in the queue."
     )

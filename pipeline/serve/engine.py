@@ -46,6 +46,7 @@ class LiveEngine(Engine):
 
     The loop's only runner gets its sequences from the queue and passes verdicts to it. `threads` is the number of
     threads that the models compute with; learner and reader of prompts are for the status, None where there is none.
+    Clients know the target by `name`.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class LiveEngine(Engine):
         learner: LearnerProcess | None,
         threads: int,
         reader: PromptReader | None = None,
+        name: str | None = None,
     ) -> None:
+        self._name = name or models.target_vocabulary.name
         self._models, self._conversation, self._vocabulary = models, conversation, models.target_vocabulary
         self._max_length = models.target.max_length - 1  # of a prompt, in target tokens
         self._names = {token: name for name, token in self._vocabulary.specials.items()}
@@ -162,7 +165,7 @@ class LiveEngine(Engine):
     def read_status(self) -> EngineStatus:
         learner, served, reader = self._learner, self._runner.learner, self._reader
         return EngineStatus(
-            model=self._vocabulary.name,
+            model=self._name,
             ready=self._thread.is_alive() and not self._queue.closed,
             running=self._queue.running,
             waiting=self._queue.waiting,

@@ -5,7 +5,7 @@ a thread of its own: requests enter by `Engine.submit`, chunks return by a liste
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -91,6 +91,9 @@ class Usage:
     blocks: int  # target passes in which it took part
     drafted: int  # pieces by the model, and candidates of trees
     accepted: int  # target tokens that were proposed and accepted
+    cached: int = 0  # tokens of the prompt whose keys and values were copied from the prefix cache
+    lengths: tuple[int, ...] = ()  # number of blocks by the number of tokens accepted in them
+    sources: Mapping[str, int] = field(default_factory=dict)  # emitted tokens by what proposed them; `target` for none
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ verdicts of each block to their listeners.
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from stages.memory.ngram_table import scope_of
 from stages.sampling.grammars import Grammar
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import SeededRandomSource
+from stages.verification.emitted_tokens import emitted_sources
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.events import PromptReceived
@@ -48,6 +49,8 @@ class PendingRequest:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)  # blocks by the number of accepted tokens
+    sources: Counter[str] = field(default_factory=Counter)  # emitted tokens by what proposed them
     echoed: bool = False
 
     @property
@@ -66,7 +69,12 @@ class PendingRequest:
         text = self.text_stream.push(shown)
         if row.finish and self.grammar and self.grammar.has_failed(row.emitted):
             row.finish = Finish.GRAMMAR.value
-        logprobs = verdict.logprobs if self.request.echo else verdict.logprobs[: len(shown)]
+        sources = emitted_sources(verdict.decisions, draft.source)
+        self.lengths[verdict.accepted] += 1
+        self.sources.update(source.value if source else "target" for source in sources)
+        scored = zip(verdict.logprobs, sources, strict=False)  # none if they were not requested
+        logprobs = tuple(replace(one, source=source) for one, source in scored)
+        logprobs = logprobs if self.request.echo else logprobs[: len(shown)]
         self.emit(text, Finish(row.finish) if row.finish else None, verdict.emitted, logprobs)
 
     def emit(
@@ -82,8 +90,11 @@ class PendingRequest:
             text, logprobs = self.request.prompt.text + text, (*(self.sequence.prompt_logprobs or ()), *logprobs)
             self.echoed = True
         if finish:
-            text += self.text_stream.close()
-            usage = Usage(len(self.request.prompt.tokens), self.emitted, self.blocks, self.drafted, self.accepted)
+            text += self.text_stream.close(cut=finish is Finish.LENGTH)
+            counts = len(self.request.prompt.tokens), self.emitted, self.blocks, self.drafted, self.accepted
+            cached = self.sequence.cached_tokens if self.sequence else 0
+            lengths = tuple(self.lengths[length] for length in range(max(self.lengths, default=-1) + 1))
+            usage = Usage(*counts, cached, lengths, dict(self.sources))
         try:
             self.listener(Chunk(text, tokens, logprobs, finish, usage))
         except Exception:  # for example a closed event loop: the client is gone

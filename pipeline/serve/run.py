@@ -160,9 +160,8 @@ class ServerRun:
         run.commit_by(config.commit.seconds, save, self._on_event, text=config.log.text)
         models.target_vocabulary.fewest_tokens(0)  # reads the vocabulary once, before a client waits for it
         conversation, reader = make_conversation(config.source, models), drafting.verify.reader
-        return LiveEngine(
-            models, conversation, queue, loop, runner, run.events, run.committer, learner, count_threads(), reader
-        )
+        parts = models, conversation, queue, loop, runner, run.events, run.committer, learner
+        return LiveEngine(*parts, count_threads(), reader, config.serve.model_name)
 
     def _make_learner(self, head: AcceptanceHead, learned: LearnerCheckpoint | None) -> Learner:
         """Make the loop's side of the learner.

@@ -84,9 +84,9 @@ class TextMemory:
     """Proposes token trees from a row's own text and from what the target emitted in completed rows.
 
     It needs no model. It learns at two moments: the chances of its options from every emitted token, whatever drafted
-    it, and the text of a row when the row is released. Private rows are not learned. Nothing follows the target ids
-    `ends`. `own`: whether the row's own text is a source; the table of completed rows takes `budget_bytes`, 0 for no
-    such source.
+    it, and the text of a row when the row is released, if it `keeps` texts. Private rows are not learned. Nothing
+    follows the target ids `ends`. `own`: whether the row's own text is a source; the table of completed rows takes
+    `budget_bytes`, 0 for no such source.
     """
 
     def __init__(
@@ -98,7 +98,9 @@ class TextMemory:
         own: bool = True,
         budget_bytes: int = 1 << 26,
         order: int = LONGEST,
+        keeps: bool = True,
     ) -> None:
+        self._keeps = keeps
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
         self._costs, self._limits = costs, limits
@@ -122,7 +124,7 @@ class TextMemory:
     def release(self, row: SequenceState) -> None:
         """Remove a row, and learn what the target emitted in it."""
         self._texts.remove(row)
-        if self.table is not None and not row.private:
+        if self.table is not None and not row.private and self._keeps:
             self.table.learn(row.tokens, row.prompt_length, row.scope)
             if self._unshared is not None:
                 begin = min(row.prompt_length, LONGEST)

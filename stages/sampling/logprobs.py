@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stages.engine.compiled.lines.line import can_read
 from stages.engine.compiled.lines.token_values import read_token_values
+from store.events import DraftSource
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class TokenLogprobs:
     token: int
     logprob: float | None  # None for the first token of a text: nothing comes before it
     top: tuple[tuple[int, float], ...] = ()
+    source: DraftSource | None = None  # what proposed it; None for the target's own choice, and for a prompt
 
 
 def compute_logprobs(logits_NV: Tensor, tokens: Sequence[int], most: Sequence[int]) -> list[TokenLogprobs]:

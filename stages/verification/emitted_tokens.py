@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from stages.contract.blocks import Decision
 from stages.vocabulary.text_stream import StopStrings
-from store.events import Outcome
+from store.events import DraftSource, Outcome
 
 
 def emitting_lines(decisions: Sequence[Decision]) -> list[int]:
@@ -49,6 +49,17 @@ def truncate(
         emitting = [number for number, decision in enumerate(decisions, start=1) if decision.emitted is not None]
         decisions = decisions[: emitting[stop - 1] if stop else 0]
     return tuple(decisions)
+
+
+def emitted_sources(decisions: Iterable[Decision], source: DraftSource) -> list[DraftSource | None]:
+    """Return per emitted token what proposed it, None if the target chose another one. `source` is that of the draft,
+    for tokens of chains.
+    """
+    return [
+        (decision.candidate.source if decision.candidate else source) if decision.outcome is Outcome.ACCEPTED else None
+        for decision in decisions
+        if decision.emitted is not None
+    ]
 
 
 def emitted_tokens(decisions: Iterable[Decision]) -> tuple[int, ...]:

@@ -100,13 +100,13 @@ class TextStream(Generic[Token]):
         self._held = text[certain:]
         return self._decoder.decode(text[:certain], final=self.stopped)
 
-    def close(self) -> str:
+    def close(self, *, cut: bool = False) -> str:
         """Return the held-back text after the last token, unless a stop string was found. An incomplete character is
-        U+FFFD.
+        U+FFFD, or left out of a text that was `cut`, whose next token might complete it.
 
         Without stop strings the next push begins a new text.
         """
-        left = "" if self.stopped else self._decoder.decode(self._held, final=True)
+        left = "" if self.stopped else self._decoder.decode(self._held, final=not cut)
         self._decoder.reset()
         self._held = b""
         return left

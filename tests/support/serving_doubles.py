@@ -35,6 +35,7 @@ from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
 from stages.vocabulary.chat import HERMES, NO_VALUES
 from store.errors import ConfigError
+from store.events import DraftSource
 from store.hosts import listen
 
 MODEL = "family/echo-1"
@@ -174,9 +175,9 @@ class ScriptedEngine(Engine):
             if pending.cancelled.is_set():
                 break
         whole, text, tokens, finish = complete(request)
-        usage = Usage(
-            len(request.prompt.tokens), len(tokens), math.ceil(len(tokens) / 2), 2 * len(tokens), len(tokens) // 2
-        )
+        blocks, accepted = math.ceil(len(tokens) / 2), len(tokens) // 2
+        more = 1, (0, blocks), {"target": blocks, "memory": len(tokens) - blocks}
+        usage = Usage(len(request.prompt.tokens), len(tokens), blocks, 2 * len(tokens), accepted, *more)
         sent, echo, scores = "", "", tuple[TokenLogprobs, ...]()
         if request.echo:
             echo = request.prompt.text
@@ -217,7 +218,8 @@ def make_logprobs(request: GenerationRequest, begin: int, block: tuple[int, ...]
     if request.sampling.logprobs is None:
         return ()
     top = ((ord("?"), -9.0),) if request.sampling.logprobs else ()
-    return tuple(TokenLogprobs(token, -float(begin + place), top) for place, token in enumerate(block))
+    sources = (DraftSource.MEMORY, None)
+    return tuple(TokenLogprobs(token, -float(begin + place), top, sources[place]) for place, token in enumerate(block))
 
 
 @dataclass

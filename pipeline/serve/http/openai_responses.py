@@ -2,9 +2,11 @@
 
 import codecs
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 
 from pipeline.serve.http.errors import (
     JsonObject,
@@ -182,8 +184,15 @@ class CompletionResponse:
             "prompt_tokens": prompt,
             "completion_tokens": emitted,
             "total_tokens": prompt + emitted,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in usages[:: self._parsed.body.n])},
             "completion_tokens_details": {"accepted_prediction_tokens": accepted},
-            "omnidraft": {"drafted": drafted, "accepted": accepted, "blocks": blocks},
+            "omnidraft": {
+                "drafted": drafted,
+                "accepted": accepted,
+                "blocks": blocks,
+                "accepted_lengths": list(map(sum, zip_longest(*(usage.lengths for usage in usages), fillvalue=0))),
+                "tokens_by_source": sum((Counter(usage.sources) for usage in usages), Counter[str]()),
+            },
         }
 
 
@@ -200,7 +209,11 @@ def format_chat_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObj
         return {"token": _token_name(data, ""), "bytes": list(data), "logprob": _bound(logprob)}
 
     content = [
-        {**format_entry(token.token, token.logprob), "top_logprobs": [format_entry(*other) for other in token.top]}
+        {
+            **format_entry(token.token, token.logprob),
+            "top_logprobs": [format_entry(*other) for other in token.top],
+            "drafted_by": token.source,
+        }
         for token, _ in scored
     ]
     return {"content": content, "refusal": None}
@@ -223,6 +236,7 @@ def _completion_logprobs(scored: Sequence[Scored], bytes_of: BytesOf) -> JsonObj
         "token_logprobs": [_bound(token.logprob) for token, _ in scored],
         "top_logprobs": [top(token) for token, _ in scored],
         "text_offset": [offset for _, offset in scored],
+        "drafted_by": [token.source for token, _ in scored],
     }
 
 

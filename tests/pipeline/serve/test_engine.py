@@ -77,6 +77,27 @@ def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Pat
     assert bool(made) == (learn != "off")
 
 
+def test_usage_divides_blocks_by_length_and_tokens_by_source(engine: LiveEngine):
+    usages = [one.usage for one in complete_all(engine, texts(700, 705))]
+    for usage in usages:
+        assert sum(usage.lengths) == usage.blocks
+        assert sum(length * number for length, number in enumerate(usage.lengths)) == usage.accepted
+        assert sum(usage.sources.values()) == usage.emitted
+        assert sum(number for source, number in usage.sources.items() if source != "target") == usage.accepted
+    assert {"target", "model"} <= set().union(*(usage.sources for usage in usages))
+
+
+def test_nothing_changes_between_requests_when_nothing_learns(tiny_pair: TinyPair, tmp_path: Path):
+    """Neither the n-gram cache nor the memory nor the choice of a draft, so that a seed gives the same text."""
+    changes = {"draft__costs": "estimated", "draft__stop": 0.9}
+    with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:
+        tokens = [submit_prompt(server.engine, "Ann has 3 apples", seed=11, **SAMPLED).tokens for _ in range(4)]
+        assert tokens == tokens[:1] * 4
+        assert len(set(submit_prompt(server.engine, "Tom has", seed=1, **SAMPLED).usage.sources)) > 1
+    versions = select(tmp_path / "run", "SELECT DISTINCT cache_version FROM decisions")
+    assert versions == [{"cache_version": 0}]
+
+
 FROZEN = {"draft__sources": ("model",), "draft__stop": "never", "cache__budget_bytes": 1}
 
 
@@ -131,6 +152,7 @@ def test_logprobs_come_with_every_token_but_the_end(engine: LiveEngine):
         shown = listener.tokens[:-1] if listener.finish is Finish.STOP else listener.tokens
         assert tuple(score.token for score in scores) == shown
         assert all(score.logprob <= 0 and len(score.top) == most for score in scores)
+        assert sum(bool(score.source) for score in scores) in (listener.usage.accepted, listener.usage.accepted - 1)
         if most:
             assert all(score.top[0] == (score.token, score.logprob) for score in scores), "greedy takes the likeliest"
     assert not any(chunk.logprobs for chunk in submit_prompt(engine, "Ann has 3 apples").end().chunks)

@@ -82,3 +82,10 @@ def test_real_tokens_give_the_text_that_decoding_them_at_once_gives(name: str, t
         stream = TextStream(words.bytes_of)
         shown = [stream.push([token]) for token in ids]
         assert "".join(shown) + stream.close() == words.decode(ids)
+
+
+def test_a_text_that_was_cut_ends_before_an_incomplete_character():
+    text = TextStream({1: b"a \xe2", 2: b"\x82"}.get, [" b"])
+    assert [text.push([1]), text.push([2]), text.close(cut=True)] == ["a ", "", ""]
+    begun = TextStream({1: b"a ", 2: b"b"}.get, [" b"])
+    assert [begun.push([1]), begun.close(cut=True)] == ["a", " "], "what only began a stop string is text"

@@ -63,7 +63,10 @@ def test_a_completion(client: openai.OpenAI):
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 8, 15)
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 4
-    assert answer.usage.omnidraft == {"drafted": 16, "accepted": 4, "blocks": 4}
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+    counts = {"drafted": 16, "accepted": 4, "blocks": 4}
+    sources = {"target": 4, "memory": 4}
+    assert answer.usage.omnidraft == counts | {"accepted_lengths": [0, 4], "tokens_by_source": sources}
 
 
 def test_parameters_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
@@ -196,6 +199,9 @@ def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: Scrip
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")]
     assert answer.usage.prompt_tokens == 2 + 3
     assert answer.usage.completion_tokens == 3 + 3 + 4 + 4
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2, "once per prompt"
+    assert answer.usage.omnidraft["accepted_lengths"] == [0, 8]
+    assert answer.usage.omnidraft["tokens_by_source"] == {"target": 8, "memory": 6}
     requests = engine.requests[-4:]
     assert [request.choice for request in requests] == [0, 1, 2, 3]
     assert len({request.request_id for request in requests}) == 1
@@ -239,6 +245,7 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI):
     assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9"]  # the end of the sequence is not shown
     assert logprobs.token_logprobs == [0, -1, -2]
     assert logprobs.text_offset == [0, 1, 1]
+    assert logprobs.drafted_by == ["memory", None, "memory"]
     assert logprobs.top_logprobs == [{"?": -9, "a": 0}, {"?": -9, "bytes:\\xc3": -1}, {"?": -9, "bytes:\\xa9": -2}]
     alone = client.completions.create(model=MODEL, prompt="a", logprobs=0).choices[0].logprobs
     assert alone.top_logprobs == [{"a": 0}]
@@ -275,6 +282,7 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
     assert [entry.token for entry in content] == [*"user:", "\\xc3", "\\xa9"]
     assert content[-1].bytes == [0xA9]
     assert content[-1].logprob == -6
+    assert [entry.drafted_by for entry in content[:2]] == ["memory", None]
     assert [(other.token, other.bytes, other.logprob) for other in content[0].top_logprobs] == [("?", [63], -9)]
     assert engine.requests[-1].sampling.logprobs == 2
     content = client.chat.completions.create(**settings).choices[0].logprobs.content
