@@ -12,6 +12,8 @@ from stages.engine.compiled.llvm.emitter import BYTE, FLOAT, HALF, INTS, VECTOR,
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.quantisation.layouts import VECTORS, WORD
 
+FLIP = 0x80808080 - (1 << 32)  # of a word: its bytes plus or minus 128
+
 
 class Block:
     """Reads a packed block of `VECTOR_SIZE` outputs, with the methods of `ArrayBlocks`. Words and scales are addresses;
@@ -56,7 +58,7 @@ class Block:
         return [self._emit.builder.or_(*parts) for parts in zip(low, high, strict=True)]
 
     def flip(self, words: Sequence[Value]) -> list[Value]:
-        return [self._emit.builder.xor(word, self._emit.ints(0x80808080 - (1 << 32))) for word in words]
+        return [self._emit.builder.xor(word, self._emit.ints(FLIP)) for word in words]
 
     def spread_bits(self, word: Value, first: int, to: int) -> Value:
         build, emit = self._emit.builder, self._emit

@@ -17,7 +17,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from stages.engine.compiled.codes import Block
+from stages.engine.compiled.codes import FLIP, Block
 from stages.engine.compiled.llvm.emitter import (
     FLOAT,
     INT,
@@ -115,6 +115,9 @@ class _Product:
         self._groups = emit.field(step, Field.GROUPS)
         self._tile = TILE if features.wide_registers else NARROW_TILE
         self._scales, self._middle = (kind.codes.parts, kind.codes.middle) if kind.codes else (0, 0)
+        # Codes of 8 bits minus 128 are signed bytes, with a middle as much lower.
+        self._flips = features.signed and kind.rounds and 8 in (kind.bits, self._middle.bit_length())
+        self._centre = self._middle - 128 * self._flips
         fields = zip((Field.MATRIX, Field.SCALES), kind.sizes, strict=True)
         self._stored = [(emit.pointer(step, field), size) for field, size in fields]  # and the bytes of a packed block
         self._inputs, self._input_sums = (emit.pointer(step, field) for field in (Field.INPUTS, Field.INPUT_SUMS))
@@ -177,7 +180,8 @@ class _Product:
             for number, groups in enumerate(zip(*blocks, strict=True)):
                 group = emit.add(emit.multiply(place, kind.groups), number)
                 for column, own in enumerate(groups):
-                    self._store(self._place_group(self._codes, column, group, VECTORS), own.codes)
+                    codes = [emit.builder.xor(one, emit.ints(FLIP)) for one in own.codes] if self._flips else own.codes
+                    self._store(self._place_group(self._codes, column, group, VECTORS), codes)
                     factors = [*own.scales, *own.minima]
                     self._store(self._place_group(self._scales_and_minima, column, group, self._factors), factors)
 
@@ -318,10 +322,10 @@ class _Product:
 
     def _find_centre(self, part: int, sums: Value) -> Value:
         """Return what is added to a row's products of codes for their middle."""
-        if not self._middle:
+        if not self._centre:
             return self._emit.ints(0)
         minus = self._spread(sums, InputSum.MINUS_CODES + self._number_sum(part), INT)
-        return self._emit.builder.shl(minus, self._emit.ints(self._middle.bit_length() - 1))
+        return self._emit.builder.mul(minus, self._emit.ints(self._centre))
 
     def _join_sums(self, low: Value, high: Value | None = None) -> Value:
         """Return in float32 the products of inputs, given those of their lower bytes and those of their higher ones."""

@@ -6,6 +6,7 @@ Threads are those of torch: its OpenMP library provides the team, so that no sec
 import ctypes
 import hashlib
 import os
+import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ from llvmlite import ir
 from stages.engine.compiled.llvm.emitter import BYTE, INT, INTS, VECTOR_SIZE, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
+IS_ARM, NEON = platform.machine() in ("aarch64", "arm64"), 128  # bits of its registers
+# LLVM's names of AArch64's products of bytes, signed ones first: Linux's vector and bit of them, Apple's name.
+ARM_FEATURES = {"dotprod": (16, 20, "FEAT_DotProd"), "i8mm": (26, 13, "FEAT_I8MM")}
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
 
 
@@ -32,13 +36,17 @@ class Features:
 
     wide_registers: bool  # 32 registers of 512 bits (AVX-512), which also look up 16 numbers at once
     # Widths in bits of its instructions for sums of four products of bytes, and of those that look bytes up in a table
-    # of 16; 0 without any.
+    # of 16; 0 without any. Those of 128 bits are of AArch64.
     dots: int
     tables: int = 0
     tiles: bool = False  # registers of 16 rows of 64 bytes, and products of bytes in them (AMX)
+    signed: bool = False  # whether the codes are signed bytes in products, as inputs are, or unsigned ones
 
     @classmethod
     def detect(cls) -> "Features":
+        if IS_ARM:
+            found = _find_arm_features()
+            return cls(False, NEON if found else 0, NEON, signed=found == ["dotprod"])
         features = llvm.get_host_cpu_features()
         wide = bool(features.get("avx512f") and features.get("avx512bw"))
         narrow = bool(features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")))
@@ -47,14 +55,15 @@ class Features:
         return cls(wide, dots, 512 if wide else 256 if features.get("avx2") else 0, tiles)
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-        """Add, per number of 32 bits, the products of its bytes with those of an input. The codes are unsigned bytes,
-        the inputs signed ones.
+        """Add, per number of 32 bits, the products of its bytes with those of an input. The codes are bytes as `signed`
+        states, the inputs signed ones.
         """
-        if self.dots == 512:
-            return _dot(emit, totals, codes, inputs)
-        if self.dots == 256:
-            halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
-            return _join(emit, [_dot(emit, total, code, factor) for total, code, factor in halves])
+        if self.dots:
+            name = f"x86.avx512.vpdpbusd.{self.dots}"
+            if self.dots == NEON:
+                name = f"aarch64.neon.{'sdot' if self.signed else 'usdot'}.v4i32.v16i8"
+            parts = zip(*(_split(emit, one, self.dots) for one in (totals, codes, inputs)), strict=True)
+            return _join(emit, [_dot(emit, name, *part) for part in parts])
         build = emit.builder
         for place in range(0, 32, 8):
             raised = [build.shl(one, emit.ints(24 - place)) for one in (codes, inputs)]
@@ -64,10 +73,8 @@ class Features:
 
     def look_up(self, emit: Emitter, codes: Value, table: Sequence[int]) -> Value:
         """Return the byte of a table of 16 for every byte of a vector of words, which are below 16."""
-        if self.tables == 512:
-            return _shuffle(emit, "avx512.pshuf.b.512", codes, table)
-        if self.tables == 256:
-            return _join(emit, [_shuffle(emit, "avx2.pshuf.b", half, table) for half in _halve(emit, codes)])
+        if self.tables:
+            return _join(emit, [_look_up(emit, part, table) for part in _split(emit, codes, self.tables)])
         build, ones = emit.builder, emit.ints(0x01010101)
         values = [emit.ints(int.from_bytes([number] * 4, "little", signed=True)) for number in table]
         for place in range(4):  # of two numbers each bit of a code chooses one
@@ -86,28 +93,50 @@ def _may_use_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(call, request, registers) == 0)
 
 
-def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-    width = 32 * totals.type.count
-    numbers = ir.VectorType(BYTE, width // 8)
+@cache
+def _find_arm_features() -> list[str]:
+    """Ask the operating system for instructions that LLVM names but does not look for."""
+    if sys.platform not in ("linux", "darwin"):
+        return []
+    library = ctypes.CDLL(None)
+    if sys.platform == "linux":
+        return [name for name, (vector, bit, _) in ARM_FEATURES.items() if library.getauxval(vector) >> bit & 1]
+    found = []
+    for name, (*_, own) in ARM_FEATURES.items():
+        value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+        library.sysctlbyname(f"hw.optional.arm.{own}".encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+        found += [name] * value.value
+    return found
+
+
+def _dot(emit: Emitter, name: str, totals: Value, codes: Value, inputs: Value) -> Value:
+    numbers = ir.VectorType(BYTE, 4 * totals.type.count)
     parts = [emit.builder.bitcast(one, numbers) for one in (codes, inputs)]
-    return emit.call(f"llvm.x86.avx512.vpdpbusd.{width}", totals.type, [totals, *parts])
+    return emit.call(f"llvm.{name}", totals.type, [totals, *parts])
 
 
-def _shuffle(emit: Emitter, name: str, codes: Value, table: Sequence[int]) -> Value:
+def _look_up(emit: Emitter, codes: Value, table: Sequence[int]) -> Value:
+    names = {16: "x86.avx512.pshuf.b.512", 8: "x86.avx2.pshuf.b", 4: "aarch64.neon.tbl1.v16i8"}
     bytes_of = ir.VectorType(BYTE, 4 * codes.type.count)
     numbers = ir.Constant(bytes_of, [*table] * (bytes_of.count // len(table)))
-    found = emit.call(f"llvm.x86.{name}", bytes_of, [numbers, emit.builder.bitcast(codes, bytes_of)])
+    found = emit.call(f"llvm.{names[codes.type.count]}", bytes_of, [numbers, emit.builder.bitcast(codes, bytes_of)])
     return emit.builder.bitcast(found, codes.type)
 
 
-def _halve(emit: Emitter, vector: Value) -> list[Value]:
-    nothing, half = ir.Constant(INTS, ir.Undefined), VECTOR_SIZE // 2
-    order = [list(range(half)), list(range(half, VECTOR_SIZE))]
-    return [emit.builder.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(INT, half), part)) for part in order]
+def _split(emit: Emitter, vector: Value, width: int) -> list[Value]:
+    """Return the parts of a vector that have so many bits."""
+    nothing, count = ir.Constant(INTS, ir.Undefined), width // 32
+    orders = [range(first, first + count) for first in range(0, VECTOR_SIZE, count)]
+    parts = (ir.Constant(ir.VectorType(INT, count), list(order)) for order in orders)
+    return [emit.builder.shuffle_vector(vector, nothing, part) for part in parts]
 
 
-def _join(emit: Emitter, halves: list[Value]) -> Value:
-    return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(VECTOR_SIZE))))
+def _join(emit: Emitter, parts: list[Value]) -> Value:
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(INT, count), list(range(count)))
+        parts = [emit.builder.shuffle_vector(*pair, order) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Any:
@@ -117,23 +146,29 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
     """
     _prepare()
     processor = llvm.get_host_cpu_name()
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    others = [f"+{name}" for name in _find_arm_features()] if IS_ARM else ["-prefer-256-bit"]
+    features = ",".join(filter(None, [llvm.get_host_cpu_features().flatten(), *others]))
     machine = llvm.Target.from_default_triple().create_target_machine(processor, features, opt=3, jit=True)
     key = digest_json(
         processor, features, llvm.llvm_version_info, llvmlite.__version__, _digest_code(), repr(made_from)
     )
     stored = load_arrays("compiled", key, lambda arrays: arrays["code"].tobytes())
     if stored is None:
-        parsed = llvm.parse_assembly(str(build()))
-        parsed.verify()
-        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-        passes.getModulePassManager().run(parsed, passes)
-        stored = machine.emit_object(parsed)
+        stored = machine.emit_object(optimise_module(build(), machine))
         store_arrays("compiled", key, {"code": np.frombuffer(stored, np.uint8)})
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(stored))
     engine.finalize_object()
     return engine
+
+
+def optimise_module(module: ir.Module, machine: Any) -> Any:
+    """Return a module as LLVM compiles it for a machine."""
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed
 
 
 @cache
@@ -176,10 +211,11 @@ def find_team_functions() -> dict[str, int]:
 
 def _find_libraries() -> list[str]:
     """Return the OpenMP libraries that this process has loaded, torch's own first."""
-    maps = Path("/proc/self/maps")
-    loaded = LIBRARY.findall(maps.read_text(encoding="utf-8")) if maps.is_file() else []
-    torch_folder = str(Path(torch.__file__).parent)
-    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(torch_folder))
+    maps, torch_folder = Path("/proc/self/maps"), Path(torch.__file__).parent
+    if not maps.is_file():  # macOS, where torch brings LLVM's library
+        return [str(path) for path in torch_folder.glob("lib/libomp*.dylib")]
+    loaded = LIBRARY.findall(maps.read_text(encoding="utf-8"))
+    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(str(torch_folder)))
 
 
 def make_team_call(address: int) -> Callable[[int, int], None]:

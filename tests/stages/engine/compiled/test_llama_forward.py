@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from doubles import read_in_steps, row_of
+from emulation import PROCESSORS, EmulatedSteps
 from tiny_models import LLAMA3, make_disturbed
 from transformers import (
     Gemma2Config,
@@ -24,6 +25,7 @@ from transformers import (
 from stages.engine.compiled import program
 from stages.engine.compiled.llama_forward import CompiledLlamaForward
 from stages.engine.compiled.llama_weights import SMALL, has_compiled_forward, prefers_compiled_forward
+from stages.engine.compiled.llvm.machine import Features
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.forward_pass.proof import (
     EXACT,
@@ -156,6 +158,17 @@ def test_a_token_has_the_same_bits_whatever_is_computed_with_it(name: str, weigh
     model.keep_path(rows[1], 20, [2, 3, 4])
     logits_NV, _ = model.forward(rows, [[3], TEXT[23:30], []], [1, 7, 0])
     assert torch.equal(logits_NV[1:], alone_TV[23:30])
+
+
+@pytest.mark.representatives("codes-gemma2")
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_aarch64_computes_the_same_bits(name: str, weights: str, monkeypatch: pytest.MonkeyPatch):
+    text = TEXT[:24]
+    expected_TV = read_in_steps(model_of(CONFIGS[name], weights, codes=4), text, 9)
+    monkeypatch.setattr(Features, "detect", lambda: next(iter(PROCESSORS)))
+    monkeypatch.setattr("stages.engine.compiled.llama_weights.compile_steps", EmulatedSteps)
+    assert torch.equal(read_in_steps(model_of(CONFIGS[name], weights, codes=4), text, 9), expected_TV)
 
 
 def test_a_restricted_output_layer_computes_its_ids_alone():

@@ -1,5 +1,6 @@
 """Compiled products against the matrices that they stand for, and the bits of a row among others."""
 
+import re
 from array import array
 from functools import cache, partial
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from emulation import PROCESSORS, EmulatedSteps, compile_for
+from llvmlite import ir
 from torch import Tensor
 
 from stages.engine.compiled.llama_forward import TableWriter, by_row, make_table
@@ -20,7 +23,7 @@ from stages.engine.compiled.packing import (
     pack_matrices,
     pack_matrix,
 )
-from stages.engine.compiled.products import MOST, NUMBER_BITS, ProductKind
+from stages.engine.compiled.products import MOST, NUMBER_BITS, ProductKind, emit_product
 from stages.engine.compiled.program import CompiledSteps
 from stages.engine.compiled.shape import ModelShape
 from stages.engine.compiled.steps import HEADERS, Field, Header, StepKind
@@ -74,7 +77,7 @@ def make_matrix(kind: str, input_bits: int) -> tuple[PackedMatrix, Tensor]:
 
 @cache
 def compile_kind(kind: ProductKind, features: Features) -> CompiledSteps:
-    return CompiledSteps(SHAPE, frozenset({kind}))
+    return (EmulatedSteps if features in PROCESSORS else CompiledSteps)(SHAPE, frozenset({kind}))
 
 
 def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
@@ -149,6 +152,29 @@ def test_other_processors_have_other_instructions_for_the_same_numbers(
     monkeypatch.setattr(Features, "detect", lambda: features)
     found_NO = multiply(matrix, x_NI)
     assert torch.allclose(found_NO, expected_NO, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.representatives("32-bfloat16-max", "8-IQ4_NL-cortex-a76")
+@pytest.mark.parametrize("features", PROCESSORS, ids=PROCESSORS.values())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("input_bits", BITS)
+def test_aarch64_computes_the_same_bits(
+    kind: str, input_bits: int, features: Features, monkeypatch: pytest.MonkeyPatch
+):
+    matrix, weight_OI = make_matrix(kind, input_bits)
+    x_NI = torch.randn(5, weight_OI.shape[1]) * torch.logspace(-2, 2, weight_OI.shape[1])
+    expected_NO = multiply(matrix, x_NI)
+    monkeypatch.setattr(Features, "detect", lambda: features)
+    assert torch.equal(multiply(matrix, x_NI), expected_NO)
+
+
+@pytest.mark.parametrize(("features", "dots"), [*zip(PROCESSORS, ("usdot", "sdot"), strict=False)])
+def test_aarch64_has_instructions_for_products_of_bytes_and_tables(features: Features, dots: str):
+    module = ir.Module("product")
+    emit_product(module, ProductKind("IQ4_NL", 16), features)
+    machine, optimised = compile_for(features, module)
+    found = set(re.findall(r"^\t(usdot|sdot|mul|tbl)\tv", machine.emit_assembly(optimised), re.MULTILINE))
+    assert found == {dots, "tbl"}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CODE_TYPES if not kind.startswith("GROUPS")])
