@@ -143,7 +143,7 @@ class SourceChooser:
 
     def state_dict(self) -> State:
         """Return the sums of the model's drafts: of all, then of each kind."""
-        return self._sums
+        return list(self._sums)
 
     def load_state_dict(self, state: State) -> None:
         self._sums = [_Drafts(*sums) for sums in state]
