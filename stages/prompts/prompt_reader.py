@@ -132,7 +132,8 @@ class PromptReader:
         row.reading = self._count_unread(row) > (left if row.remaining_tokens else 0)
         if not row.reading:
             del self._reading[row]
-            row.finish = "" if row.remaining_tokens else "length"
+            if not row.remaining_tokens:
+                row.finish = "length"
 
     def release(self, row: SequenceState) -> None:
         """Remove a row; its text becomes a known prefix for the next turn of a conversation."""
