@@ -88,8 +88,8 @@ def test_usage_divides_blocks_by_length_and_tokens_by_source(engine: LiveEngine)
 
 
 def test_nothing_changes_between_requests_when_nothing_learns(tiny_pair: TinyPair, tmp_path: Path):
-    """Neither the n-gram cache nor the memory nor the choice of a draft, so that a seed gives the same text."""
-    changes = {"draft__costs": "estimated", "draft__stop": 0.9}
+    """Neither the n-gram cache nor the choice of a draft, so that a seed gives the same text."""
+    changes = {"draft__costs": "estimated", "draft__stop": 0.9, "draft__sources": ("model",)}
     with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:
         tokens = [submit_prompt(server.engine, "Ann has 3 apples", seed=11, **SAMPLED).tokens for _ in range(4)]
         assert tokens == tokens[:1] * 4
