@@ -74,6 +74,7 @@ def make_drafting(
     preamble: Ids = ([], []),
     teacher: TrieTeacher | None = None,
     live: bool = False,
+    keeps: bool = True,
 ) -> Drafting:
     """The stages of a block over loaded models. The forward passes and costs in use are logged as details.
 
@@ -81,11 +82,11 @@ def make_drafting(
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
         preamble: ids of the target and of the drafter with which prompts begin.
         teacher: selects soft targets; by default as configured, if anything learns.
-        live: whether the prompts are requests, which are never decoded again. If nothing learns, no text of one changes
-            how another is drafted, and only costs that are tracked change the choice of a draft.
+        live: whether the prompts are requests, which are never decoded again.
+        keeps: whether texts are kept for the drafts of later ones. Without it, of past blocks only costs that are
+            tracked change the choice of a draft.
     """
     draft, learns, device = config.draft, config.learn.enabled, models.target.device
-    keeps = learns or not live
     head, mode, params = make_head(models, config.seed), MODES[draft.mode], make_sampling_params(config.sampling)
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)

@@ -262,7 +262,7 @@ def _make_server_run(config: Config, undo: ExitStack) -> ServerRun:
         uri = config.publish.mlflow_uri or default_uri(RUNS)  # where `models:/` names are looked up
         config = config.with_overrides({"run": scratch / "run", "publish.mlflow_uri": uri})
     run_folder, mirror = open_new_run(config.run)
-    return ServerRun(config, run_folder, lambda event: None, mirror=mirror)
+    return ServerRun(config, run_folder, lambda event: None, mirror=mirror, keeps=True)
 
 
 def _closed_error() -> UsageError:

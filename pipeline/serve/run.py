@@ -72,7 +72,9 @@ def derive_serving_config(config: Config) -> Config:
 
 
 class ServerRun:
-    """An engine over a run's folder. As a context manager it starts the engine, and at its end commits."""
+    """An engine over a run's folder. As a context manager it starts the engine, and at its end commits. It keeps texts
+    for the drafts of later ones if something learns, or if it `keeps` them always.
+    """
 
     def __init__(
         self,
@@ -82,8 +84,9 @@ class ServerRun:
         *,
         resume: bool = False,
         mirror: Mirror | None = None,
+        keeps: bool = False,
     ) -> None:
-        self._run = RunContext(run_folder, RunKind.SERVE, mirror)
+        self._run, self._keeps = RunContext(run_folder, RunKind.SERVE, mirror), keeps
         self._on_event, self.grace_seconds = on_event, GRACE_SECONDS
         self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         if resume and not is_unfinished(run_folder):
@@ -135,7 +138,7 @@ class ServerRun:
     def _build_engine(self, learned: LearnerCheckpoint | None) -> LiveEngine:
         """Build the engine from the last commits of the server and of its learner, without starting it."""
         config, models, learner, run, state = self.config, self.models, self._learner, self._run, self._state
-        drafting = make_drafting(config, models, live=True)
+        drafting = make_drafting(config, models, live=True, keeps=self._keeps or config.learn.enabled)
         queue = RequestQueue(
             models.target_vocabulary,
             models.target.max_length,
