@@ -128,10 +128,11 @@ def run_server(
     run: Path,
     *,
     resume: bool = False,
+    keeps: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Iterator[ServerRun]:
     """Open a server's run without its HTTP side."""
-    with ServerRun(config, run, on_event, resume=resume) as server:
+    with ServerRun(config, run, on_event, resume=resume, keeps=keeps) as server:
         yield server
 
 

@@ -298,6 +298,7 @@ class DrafterTrainer:
             "replay": self._replay.state_dict(),
             "gate": self._gate.state_dict(),
             "comparison": self._comparison.state_dict(),
+            "held_out": self.held_out_acceptance,
         }
 
     @torch.no_grad()
@@ -312,6 +313,7 @@ class DrafterTrainer:
         self._replay.load_state_dict(state["replay"])
         self._gate.load_state_dict(state["gate"])
         self._comparison.load_state_dict(state["comparison"])
+        self.held_out_acceptance = state["held_out"]
 
     def attempt_state(self, attempt: Attempt) -> State:
         """Return the state of an attempt that was computed but not settled, with the candidate's weights if the gate

@@ -14,6 +14,6 @@ def server(tiny_pair, tmp_path_factory):
     from serving_tiny import assert_sound, run_server, serve_config
 
     run = tmp_path_factory.mktemp("served") / "run"
-    with run_server(serve_config(tiny_pair), run) as server:
+    with run_server(serve_config(tiny_pair), run, keeps=True) as server:
         yield server
     assert_sound(run)

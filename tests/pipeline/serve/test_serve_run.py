@@ -52,7 +52,7 @@ def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):
     """Offsets, the n-gram cache and the time of the run continue in one log."""
     config = serve_config(tiny_pair)
     run = tmp_path / "run"
-    with run_server(config, run) as server:
+    with run_server(config, run, keeps=True) as server:
         complete_all(server.engine, texts(700, 704), temperature=1.5)
         cache = server.engine._runner.stages.translate.cache_version
     assert cache > 0

@@ -160,7 +160,7 @@ def test_a_token_has_the_same_bits_whatever_is_computed_with_it(name: str, weigh
     assert torch.equal(logits_NV[1:], alone_TV[23:30])
 
 
-@pytest.mark.representatives("codes-gemma2")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_aarch64_computes_the_same_bits(name: str, weights: str, monkeypatch: pytest.MonkeyPatch):

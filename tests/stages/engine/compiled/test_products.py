@@ -154,7 +154,7 @@ def test_other_processors_have_other_instructions_for_the_same_numbers(
     assert torch.allclose(found_NO, expected_NO, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.representatives("32-bfloat16-max", "8-IQ4_NL-cortex-a76")
+@pytest.mark.sweep
 @pytest.mark.parametrize("features", PROCESSORS, ids=PROCESSORS.values())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("input_bits", BITS)
