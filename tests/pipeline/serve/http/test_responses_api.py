@@ -1,26 +1,14 @@
 """`/v1/responses` with the official client, over a scripted engine."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response
-from serving_doubles import MODEL, ScriptedEngine, run_http_server
+from serving_doubles import MODEL, ScriptedEngine
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": None}
-
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
-    with run_http_server(engine) as served:
-        yield served.client()
 
 
 def outline(response: Response) -> list[tuple[str, ...]]:

@@ -1,13 +1,12 @@
 """Tools of chats: over HTTP with the official client, and the division of a text into content and calls."""
 
 import json
-from collections.abc import Iterator
 
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_doubles import MODEL, ScriptedEngine, run_http_server
+from serving_doubles import MODEL, ScriptedEngine
 
 from pipeline.serve.http.tool_calls import BARE, CallReader, ToolUse
 from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, CallStyle
@@ -41,17 +40,6 @@ STYLES = {
     LLAMA: ['<|python_tag|>{"name": "add", "parameters": {"a": 1}};', '{"name": "now", "parameters": {}}'],
 }
 ADD_NOW = [("add", '{"a": 1}'), ("now", "{}")]
-
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
-    with run_http_server(engine) as served:
-        yield served.client()
 
 
 def talk(text: str) -> list[dict[str, str]]:
