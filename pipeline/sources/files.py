@@ -24,7 +24,7 @@ ROWS_INSPECTED = 1000  # JSON lines that are read to learn the columns
 ROWS_PER_BATCH = 256
 SAMPLE_BYTES = 1_000_000
 ARRAY_BYTES = 1 << 30  # most of a JSON array, which is read as a whole
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 TOO_LONG = Fault(f"the line must not be longer than {MAX_LINE_BYTES:,} bytes")
 
 
@@ -143,13 +143,15 @@ class JsonLinesRows(Rows):
 
 
 class JsonArrayRows(Rows):
-    """Rows of a file that holds one JSON array of objects; the line is the object's number."""
+    """Rows of a file that holds one JSON value: an array of objects, or an object with such an array or of columns. The
+    line is the object's number.
+    """
 
     def __init__(self, path: Path) -> None:
         with open_bytes(path) as file:
             content = file.read(ARRAY_BYTES)  # what is beyond it is missing, so it is no JSON
         try:
-            values = json.loads(content.decode("utf-8-sig"))
+            values = _list_objects(json.loads(content.decode("utf-8-sig")))
         except (ValueError, RecursionError) as error:
             way_out = f"write one object a line: jq -c '.[]' {path} > {path.stem}.jsonl"
             raise SourceError(f"'{path}' must be a JSON array, but cannot be read as one: {error}; {way_out}") from None
@@ -163,6 +165,26 @@ class JsonArrayRows(Rows):
     @override
     def read(self, columns: Collection[str]) -> Iterator[SourceRow]:
         return (SourceRow(line, values) for line, values in enumerate(self._rows, start=1))
+
+
+def _list_objects(value: Any) -> list[Any]:
+    """Return the rows of a JSON value: a list, the list `data` of an object, or a table as pandas writes it, by column,
+    by row, or with the names of the columns beside the rows. Another object is one row.
+    """
+    match value:
+        case {"columns": [*names], "data": [*rows]}:
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        case list() | {"data": list()}:
+            return value["data"] if isinstance(value, dict) else value
+        case dict() if value and all(isinstance(one, dict) for one in value.values()):
+            if all(map(str.isdigit, value)):
+                return list(value.values())
+            if all(map(str.isdigit, chain(*value.values()))):
+                return [
+                    dict(zip(value, row, strict=True))
+                    for row in zip(*(one.values() for one in value.values()), strict=True)
+                ]
+    return [value]
 
 
 class ManyRows(Rows):
@@ -258,8 +280,8 @@ class DelimitedRows(Rows):
         return dict(zip(self.columns, fields, strict=True))
 
 
-SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-TEXT_SUFFIXES = SUFFIXES[2:]  # of files that may be compressed
+SUFFIXES = (".parquet", ".arrow", ".feather", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+TEXT_SUFFIXES = SUFFIXES[3:]  # of files that may be compressed
 
 
 def kind_of(path: Path) -> str | None:
@@ -279,9 +301,9 @@ def open_file(path: Path) -> Rows:
         match kind_of(path):
             case ".parquet":
                 return ParquetRows(path)
-            case ".arrow":
+            case ".arrow" | ".feather":
                 return ArrowRows(path)
-            case ".json" if _holds_array(path):
+            case ".json" if _holds_one_value(path):
                 return JsonArrayRows(path)
             case ".jsonl" | ".ndjson" | ".json":
                 return JsonLinesRows(path)
@@ -298,11 +320,13 @@ def open_file(path: Path) -> Rows:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files below a folder that can be read, by path; hidden ones are left out. JSON beside other data
-    describes it. Raises `SourceError` if they are of several kinds, or there is none.
+    """Return the files below a folder that can be read, by path. Left out are hidden ones, what the library `datasets`
+    has computed from a saved data set, and JSON beside other data, which describes it. Raises `SourceError` if they are
+    of several kinds, or there is none.
     """
     below = sorted(path for path in folder.rglob("*") if kind_of(path) and path.is_file())
     seen = [path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    seen = [path for path in seen if not (path.match("cache-*.arrow") and path.with_name("state.json").exists())]
     data = [path for path in seen if kind_of(path) != ".json"] or seen
     kinds = sorted({str(kind_of(path)) for path in data})
     if len(kinds) == 1:
@@ -326,10 +350,12 @@ def open_bytes(path: Path) -> BinaryIO:
     return io.BufferedReader(CompressedInputStream(OSFile(str(path)), kind))
 
 
-def _holds_array(path: Path) -> bool:
-    """Return whether a JSON file is an array; many that are named so hold one object a line."""
+def _holds_one_value(path: Path) -> bool:
+    """Return whether a JSON file is an array or one object; many that are named so hold one object a line."""
     with open_bytes(path) as file:
-        return file.read(SAMPLE_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        first, second = (next(lines := _read_bounded_lines(file), b""), next(lines, b""))
+    begin = (first or b"[").removeprefix(b"\xef\xbb\xbf").strip()
+    return begin.startswith(b"[") or begin in (b"", b"{") or second == b""
 
 
 def json_rows(file: BinaryIO) -> Iterator[SourceRow]:

@@ -11,15 +11,27 @@ from string import Formatter
 from typing import Any, NoReturn, Protocol, Self
 
 from pipeline.config.sections import SourceSettings
-from pipeline.sources.conversations import from_text, list_turns, read_messages, to_text
+from pipeline.sources.conversations import (
+    Messages,
+    add_item,
+    from_python,
+    from_text,
+    list_turns,
+    read_function,
+    read_messages,
+    to_text,
+)
 from store.errors import ConfigError, SourceError
 
 PROMPT = "prompt"
 PROMPT_ALONE = (("", PROMPT),)  # a template
 TARGET = "target"  # the column that may name a row's target
-BODY = "body"  # of a line of a batch for OpenAI's API: a request
-USUAL_FIELDS = (PROMPT, "messages", "conversations", "question", "text", "instruction", "content", BODY)
-BESIDE = ("input", "system", "tools")  # columns that belong to a usual field
+INPUT = "input"
+NESTED = (INPUT, "body")  # may be a request: of a line of a batch for OpenAI's API, or of its preferences
+USUAL_FIELDS = (PROMPT, "messages", "conversations", "question", "text", "instruction", "content", "chosen", *NESTED)
+INSTRUCTIONS = ("instruction", INPUT)  # texts to which other columns belong
+CONVERSATIONS = ("messages", "conversations", "chosen")  # usual fields that never are text
+BESIDE = (INPUT, "system", "tools", "history", "instructions")  # columns that belong to a usual field
 ID_COLUMNS = ("prompt_id", "id", "task_id", "custom_id")
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; cannot be encoded in UTF-8
 
@@ -151,32 +163,31 @@ class PromptRule:
         if field is None:
             raise ValueError(_name_missing(self.fields, values))
         value = values[field]
-        if field == BODY and isinstance(value, Mapping):
+        if field in NESTED and isinstance(value, Mapping):
             return replace(self, fields=USUAL_FIELDS[:-1])._read_prompt(value)
         beside = {name: values.get(name) for name in self.beside}
-        found = from_text(value) if isinstance(value, str) else None
-        if isinstance(value, list):
-            found = read_messages(value), _read_tools(beside.get("tools"))
-        if found is None:
-            return [self._read_text(field, value, beside)]
-        messages, tools = found
-        if messages[0]["role"] != "system" and beside.get("system"):
-            messages = [{"role": "system", "content": str(beside["system"])}, *messages]
+        if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+            return [self._read_text(field, one) for one in value]
+        found = _read_conversation(field, value)
+        messages, tools = found or (_read_instruction(field, self._read_text(field, value), beside), [])
+        system = beside.get("system") or beside.get("instructions") if found or field in INSTRUCTIONS else None
+        if system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": str(system)}, *messages]
+        tools = tools or _read_tools(beside.get("tools") if found or field in INSTRUCTIONS else None)
+        if not found and not tools and len(messages) == 1:
+            return [messages[0]["content"]]
         turns = list_turns(messages)
         if not turns:
             raise ValueError(f"the conversation in '{field}' must have a message of the user")
         return [to_text(turn, tools) for turn in (turns if self.every_turn else turns[-1:])]
 
-    def _read_text(self, field: str, value: object, beside: Mapping[str, object]) -> str:
-        if not isinstance(value, str):  # no TypeError: it is a fault of the data
-            raise ValueError(f"the prompt in '{field}' must be text or messages, got {short(value)}")  # noqa: TRY004
+    def _read_text(self, field: str, value: object) -> str:
+        if not isinstance(value, str) or (field in CONVERSATIONS and self.beside):
+            kinds = "messages" if field in CONVERSATIONS else "text or messages"
+            raise ValueError(f"the prompt in '{field}' must be {kinds}, got {short(value)}")
         if not value.strip():
             raise ValueError(f"the prompt in '{field}' must not be empty")
-        if field != "instruction":
-            return value
-        more, system = beside.get("input"), beside.get("system")
-        text = f"{value}\n{more}" if more else value
-        return to_text([{"role": "system", "content": system}, {"role": "user", "content": text}]) if system else text
+        return value
 
     def _list_other_columns(self) -> list[str]:
         in_template = [name for _, name in self.template if name not in (None, PROMPT)]
@@ -258,12 +269,38 @@ def _read_value(name: str, values: Mapping[str, object]) -> str:
     return _to_text(value)
 
 
+def _read_conversation(field: str, value: object) -> tuple[Messages, list[Any]] | None:
+    """Return the messages of a prompt, and the tools that its text names; None for one that is no conversation."""
+    if isinstance(value, str):
+        messages = from_python(value)
+        return (messages, []) if messages else from_text(value)
+    if not isinstance(value, list):
+        return None
+    items: Messages = []
+    for number, item in enumerate(value if field == INPUT else (), start=1):
+        try:
+            add_item(items, item)
+        except ValueError as error:
+            raise ValueError(f"item {number} must {error}") from None
+    return read_messages(items or value), []
+
+
+def _read_instruction(field: str, text: str, beside: Mapping[str, object]) -> Messages:
+    """Return an instruction with its input, after the pairs of its history, as messages; other text as one message."""
+    if field != "instruction":
+        return [{"role": "user", "content": text}]
+    history, more = beside.get("history"), beside.get(INPUT)
+    pairs = [zip(("user", "assistant"), pair, strict=True) for pair in (history if isinstance(history, list) else ())]
+    messages = [{"role": role, "content": one} for pair in pairs for role, one in pair]
+    return read_messages([*messages, {"role": "user", "content": f"{text}\n{more}" if more else text}])
+
+
 def _read_tools(value: object) -> list[Any]:
     """Return the tools beside a conversation, which many data sets keep as JSON."""
     tools = json.loads(value) if isinstance(value, str) and value.strip() else value or []
     if not isinstance(tools, list):
         raise ValueError(f"the tools must be a list, got {short(tools)}")  # noqa: TRY004
-    return tools
+    return [read_function(tool) for tool in tools]
 
 
 def _name_missing(wanted: Collection[str], values: Mapping[str, object]) -> str:

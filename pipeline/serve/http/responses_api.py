@@ -28,10 +28,10 @@ from pipeline.serve.http.openai_responses import CompletionResponse, Scored, enc
 from pipeline.serve.http.response_stream import ChoiceChunk
 from pipeline.serve.http.tool_calls import MAX_TOOLS, ToolCall
 from pipeline.serve.messages import Finish
+from pipeline.sources.conversations import add_item
 from stages.sampling.params import SamplingParams
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
-TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 # Parameters of the chat that have another name here.
 CHAT_NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
 REPEATED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user", "reasoning", "text")
@@ -114,34 +114,13 @@ def _rename(error: ApiError) -> ApiError:
 
 
 def _read_input(given: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
-    """Return messages of a chat. A call belongs to the assistant's message before it; thoughts are left out."""
     messages: list[JsonObject] = []
     for number, item in enumerate(given):
-        match item:
-            case {"type": "function_call", "call_id": str(name), "name": _, "arguments": _}:
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": "", "tool_calls": []})
-                function = {key: item[key] for key in ("name", "arguments")}
-                calls: Any = messages[-1].setdefault("tool_calls", [])
-                calls.append({"id": name, "type": "function", "function": function})
-            case {"type": "function_call_output", "call_id": str(name), "output": output}:
-                messages.append({"role": "tool", "tool_call_id": name, "content": _read_content(output, number)})
-            case {"type": "reasoning"}:
-                pass
-            case {"role": str(role), "content": content, **rest} if rest.get("type", "message") == "message":
-                messages.append({"role": role, "content": _read_content(content, number)})
-            case _:
-                must = "be a message, a function_call or a function_call_output"
-                raise wrong_value_error(f"input.{number}", must, item)
+        try:
+            add_item(messages, item)
+        except ValueError as error:
+            raise wrong_value_error(f"input.{number}", str(error), item) from None
     return messages
-
-
-def _read_content(content: object, number: int) -> str:
-    parts: Any = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    try:
-        return "".join([part[TEXT_PARTS[part["type"]]] for part in parts])
-    except (KeyError, TypeError):
-        raise wrong_value_error(f"input.{number}.content", "be a text, or a list of text parts", content) from None
 
 
 class _Output:

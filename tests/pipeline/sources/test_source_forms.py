@@ -50,6 +50,17 @@ def read_row(folder: Path, row: dict[str, object], **settings: object) -> list[o
             },
         },
         {"text": json.dumps([SYSTEM, USER, ANSWER, AGAIN])},
+        {"text": str([SYSTEM, USER, ANSWER, AGAIN])},  # as pandas writes it into a cell
+        {"chosen": [SYSTEM, USER, ANSWER, AGAIN, ANSWER], "rejected": [SYSTEM, USER, ANSWER, AGAIN, USER]},
+        {"input": {"messages": [SYSTEM, USER, ANSWER, AGAIN]}, "preferred_output": [ANSWER]},  # of OpenAI
+        {"body": {"instructions": "Be brief.", "input": [USER, {"type": "reasoning"}, ANSWER, AGAIN]}},
+        {
+            "instruction": "3 + 3?",  # Alpaca's form, as LLaMA-Factory reads it
+            "input": "",
+            "output": "6",
+            "system": "Be brief.",
+            "history": [["2 + 2?", "4"]],
+        },
     ],
 )
 def test_a_conversation_is_read_up_to_its_last_question(tmp_path, row: dict[str, object]):
@@ -64,13 +75,34 @@ def test_every_turn_of_a_conversation_may_be_answered(tmp_path):
     assert len(read(tmp_path / "x.jsonl", turns="all", limit=1)) == 1
 
 
-@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
-def test_calls_and_tools_of_a_conversation_are_kept(tmp_path, tools: object):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
-    result = {"role": "tool", "content": "4", "tool_call_id": "1"}
-    [(messages, found)] = read_row(tmp_path, {"messages": [USER, call, result], "tools": tools})
-    assert messages == [USER, {**call, "content": ""}, result]
-    assert found == [TOOL]
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [{**TOOL, "name": None}], [TOOL["function"]]])
+@pytest.mark.parametrize("arguments", ['{"a": 2}', {"a": 2}, {"a": 2, "city": None}])
+def test_calls_and_tools_of_a_conversation_are_kept(tmp_path, tools: object, arguments: object):
+    function = {"name": "add", "arguments": arguments}
+    result = {"role": "tool", "content": "4"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+    by_name = {"from": "function_call", "value": json.dumps(function)}
+    for one in (call, by_name):
+        [(messages, found)] = read_row(tmp_path, {"messages": [USER, one, result], "tools": tools})
+        function_read = {"name": "add", "arguments": {"a": 2}}
+        tool_calls = [{"type": "function", "function": function_read}]
+        assert messages == [USER, {"role": "assistant", "content": "", "tool_calls": tool_calls}, result]
+        assert found == [TOOL]
+
+
+def test_calls_among_the_items_of_a_response_are_kept(tmp_path):
+    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a": 2}'}
+    items = [USER, call, {**call, "call_id": "2"}, {"type": "function_call_output", "call_id": "1", "output": "4"}]
+    [(messages, tools)] = read_row(tmp_path, {"body": {"input": items, "tools": [{"type": "function", "name": "f"}]}})
+    assert [one["id"] for one in messages[1]["tool_calls"]] == ["1", "2"]
+    assert messages[2] == {"role": "tool", "tool_call_id": "1", "content": "4"}
+    assert tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_a_request_may_hold_a_text_or_several(tmp_path):
+    assert read_row(tmp_path, {"body": {"input": "One"}}) == read_row(tmp_path, {"input": "One"}) == ["One"]
+    assert read_row(tmp_path, {"custom_id": "r", "body": {"prompt": ["One", "Two"]}}) == ["One", "Two"]
+    assert [event.prompt_id for event in read(tmp_path / "x.jsonl")] == ["r#1", "r#2"]
 
 
 def test_a_table_s_values_in_calls_are_kept_as_text(tmp_path):
@@ -99,6 +131,13 @@ def test_an_instruction_has_its_input_and_system_text(tmp_path):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "message 1 must have a 'content' of text",
         ),
+        ({"messages": "text"}, "the prompt in 'messages' must be messages, got 'text'"),
+        ({"text": "[{'role': 'user', 'content': array(['a'])}]"}, "the conversation must be JSON; write the data as"),
+        ({"text": "[{'role': 'user', 'content': 'cut"}, "the conversation must be JSON; write the data as JSON lines"),
+        ({"body": {"input": [USER, {"type": "item_reference"}]}}, "item 2 must be a message, a function_call or"),
+        ({"body": {"input": [{**USER, "content": [{"type": "input_image"}]}]}}, "item 1 must have as content a text"),
+        ({"messages": [USER], "tools": ["f"]}, "a function must be an object"),
+        ({"instruction": "x", "history": [["2 + 2?", 4]]}, "message 2 must have a 'content' of text"),
         ({"messages": [ANSWER]}, "the conversation in 'messages' must have a message of the user"),
         ({"messages": [USER], "tools": {"a": 1}}, "the tools must be a list"),
         ({"messages": [USER], "tools": "["}, "Expecting value"),
@@ -123,7 +162,12 @@ def write_forms(folder: Path) -> None:
     """Write one table of two rows as other programs do."""
     table = pandas.DataFrame({"prompt": ["one", "two"], "n": [1, 2]})
     table.to_json(folder / "array.json", orient="records")
+    for form in ("columns", "index", "split", "table"):
+        table.to_json(folder / f"{form}.json", orient=form)
+    table.to_json(folder / "one-value.json", orient="records", indent=2)
     table.to_json(folder / "lines.json", orient="records", lines=True)
+    table.to_feather(folder / "table.feather")
+    table.to_csv(folder / "comma.csv.bz2", index=False)
     table.to_json(folder / "lines.jsonl.gz", orient="records", lines=True)
     table.to_csv(folder / "comma.csv.gz", index=False)
     table.to_csv(folder / "semicolon.csv", index=False, sep=";", encoding="utf-8-sig")
@@ -144,10 +188,34 @@ def write_forms(folder: Path) -> None:
 def test_files_of_other_programs_are_read(tmp_path):
     write_forms(tmp_path)
     paths = sorted(tmp_path.iterdir())
-    assert len(paths) == 12
+    assert len(paths) == 19
     for path in paths:
         assert list_texts(read(path)) == ["one", "two"], path.name
     assert read(tmp_path / "lines.jsonl.gz")[0].dataset == "lines"
+
+
+def test_conversations_in_cells_are_read_as_such(tmp_path):
+    rows = [[SYSTEM, {"role": "user", "content": "It's \n {'2'} + 2?"}], [USER, ANSWER, AGAIN]]
+    table = pandas.DataFrame({"messages": rows})
+    table.to_parquet(tmp_path / "x.parquet")
+    table.to_csv(tmp_path / "lists.csv")
+    pandas.read_parquet(tmp_path / "x.parquet").to_csv(tmp_path / "arrays.csv")  # without commas
+    for name in ("x.parquet", "lists.csv", "arrays.csv"):
+        assert [from_text(text) for text in list_texts(read(tmp_path / name))] == [(row, []) for row in rows], name
+
+
+def test_one_object_in_a_file_is_one_row(tmp_path):
+    for indent in (None, 2):
+        write_file(tmp_path / "x.json", json.dumps({"messages": [USER]}, indent=indent).encode())
+        assert list_texts(read(tmp_path / "x.json")) == [json.dumps([USER])]
+
+
+def test_what_a_library_has_computed_from_a_saved_data_set_is_left_out(tmp_path):
+    for name in ("data-00000-of-00001", "cache-9fb042a1629c823b"):
+        pandas.DataFrame({"prompt": [name]}).to_feather(tmp_path / f"{name}.arrow")
+    assert len(list_texts(read(tmp_path))) == 2
+    write_file(tmp_path / "state.json", b"{}")
+    assert list_texts(read(tmp_path)) == ["data-00000-of-00001"]
 
 
 def test_a_folder_and_a_pattern_are_read_by_path_without_hidden_files(tmp_path):

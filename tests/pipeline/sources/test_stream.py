@@ -74,7 +74,7 @@ def test_sizes_are_exact_for_small_files_and_close_for_large_ones(tmp_path):
     [
         ("gsm8k.json", "got a name that does not exist. Did you mean '.*gsm8k.jsonl'"),
         ("nowhere/x.jsonl", "got a name that does not exist. Other sources are 'builtin:docs'"),
-        ("gsm8k.txt", "must end in .parquet, .arrow, .jsonl, .ndjson, .json, .csv, .tsv, text also with .gz or .zst"),
+        ("gsm8k.txt", "must end in .parquet, .arrow, .feather, .jsonl, .ndjson, .json, .csv, .tsv, text also with .gz"),
         ("empty", "must hold files of one kind .*, got none"),
         ("mixed", r"got files of .csv and .jsonl; name some in quotes, as '.*mixed/\*.csv'"),
         ("*.gz", r"must be a file, a folder or a pattern such as 'FOLDER/\*.jsonl' in quotes, got a name"),
