@@ -3,8 +3,10 @@
 The markers of the target's chat template become special tokens; the contents of messages always stay text.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, takewhile
@@ -22,7 +24,6 @@ Message = Mapping[str, Any]  # texts `role` and `content`; also `tool_calls`, `t
 Tool = Mapping[str, Any]  # `type` and `function`, as chat templates expect it
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write roles as text: no others are accepted
-OTHER_CALLS = "<function="  # of templates whose calls are not JSON
 SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
 NO_VALUES: Mapping[str, Any] = {}  # for a template, beside messages and tools
 RENDER_SECONDS = 10.0  # a template takes milliseconds, but may hold loops that never end
@@ -41,15 +42,32 @@ class CallStyle:
 
     begin: str = ""
     end: str = ""  # the end of the text closes a call, too
+    body: str = ""  # with which a call may begin where its marker is left out
+    inner: tuple[str, ...] = ()  # further markers, inside a call
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.begin, self.end) if marker)
+        return tuple(marker for marker in (self.begin, self.end, *self.inner) if marker)
 
 
-HERMES = CallStyle("<tool_call>", "</tool_call>")  # also of Qwen
-MISTRAL = CallStyle("[TOOL_CALLS]")
+HERMES = CallStyle("<tool_call>", "</tool_call>")  # also of Qwen 2.5 and 3
+XML = CallStyle("<tool_call>", "</tool_call>", "<function=")  # of Qwen3-Coder and later ones
+MISTRAL = CallStyle("[TOOL_CALLS]", inner=("[ARGS]", "[CALL_ID]"))
 LLAMA = CallStyle("<|python_tag|>")
+# Written into the system's message where a template shows no tools. It is that of Hermes and Qwen 2.5.
+TOOLS_PROMPT = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
 PROBE_CALL = {"id": "omnidraft", "type": "function", "function": {"name": "probe", "arguments": {"value": 1}}}
 LLAMA_CALL = re.compile(r'"name":\s*"probe",\s*"parameters":\s*\{\s*"value"')
@@ -104,13 +122,12 @@ class ChatTemplate:
         if wrong is not None or not messages:
             got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
             raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
-        if any(one.get("tool_calls") or one.get("tool_call_id") for one in messages):
-            messages = self._adapt_calls(messages)
+        if tools or any(one.get("tool_calls") or one["role"] == "tool" for one in messages):
+            messages, tools = self._adapt_tools(messages, tools)
         names: list[str] = []
         hidden = [self._hide_names(message, names, message["role"] == "assistant") for message in messages]
         hidden_tools, hidden_values = self._hide_names(tools, names), self._hide_names(values, names)
         text = self._render(hidden, hidden_tools, hidden_values)
-        self._check_tools(text, hidden, hidden_tools, hidden_values)
         return [
             part if isinstance(part, int) else _PLACEHOLDERS.sub(lambda found: names[int(found[1])], part)
             for part in self._split_at_markers(text)
@@ -136,46 +153,53 @@ class ChatTemplate:
 
         return self._hidden.sub(hide, value)
 
+    @property
+    def call_style(self) -> CallStyle:
+        """How calls are written: as the template shows an earlier one, or else in the form that is asked for."""
+        return self._own_style or HERMES
+
     @cached_property
-    def call_style(self) -> CallStyle | None:
-        """How the template lets calls be written, by that of an earlier call; None if that is unknown."""
+    def _own_style(self) -> CallStyle | None:
+        """The style of the template; None if it shows no tools, or calls in a form that is unknown."""
         asked, called = (
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
         )
-        try:
+        text = shown = self._render([asked], [PROBE_TOOL])
+        with suppress(ConversationError):  # it cannot show calls, but may demand them
             text = self._render([asked, called], [PROBE_TOOL])
-        except ConversationError:  # it cannot show calls, but may demand them
-            text = self._render([asked], [PROBE_TOOL])
-        if OTHER_CALLS in text:
+        if shown == self._render([asked], ()):
             return None
+        if XML.body in text:
+            return XML if XML.begin in text else None
         written = next((style for style in (HERMES, MISTRAL) if style.begin in text), None)
         return written or (LLAMA if LLAMA_CALL.search(text) else None)
 
-    def _check_tools(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]
-    ) -> None:
-        silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
-        if tools and (self.call_style is None or text == self._render(messages, (), values)):
-            raise ConversationError(
-                f"The chat template of {self._vocabulary.name} must show tools and demand calls as {HERMES.begin}JSON"
-                f"{HERMES.end}, as {MISTRAL.begin}JSON, or as JSON with name and parameters, but does not; "
-                "leave 'tools' out"
-            )
-        if any(one.get("tool_calls") for one in messages) and text == self._render(silent, tools, values):
-            raise ConversationError(
-                f"The chat template of {self._vocabulary.name} must show the calls of tools, but does not; "
-                "leave 'tool_calls' out"
-            )
+    def _adapt_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], Sequence[Tool]]:
+        """Write earlier calls as the templates of a style demand it: one a message, or with ids of nine letters. For a
+        template that has no style, write the tools, the calls and their results into the texts of the messages.
+        """
+        if self._own_style is None:
+            return _write_tools(messages, tools, self._takes_system), ()
+        if self._own_style is MISTRAL:
+            return [_shorten_ids(one) for one in messages], tools
+        if self._own_style is not LLAMA:
+            return messages, tools
+        split: list[Message] = []
+        for one in messages:
+            split += [{**one, "tool_calls": [call]} for call in one.get("tool_calls") or ()] or [one]
+        return split, tools
 
-    def _adapt_calls(self, messages: Sequence[Message]) -> list[Message]:
-        """Write earlier calls as the templates of a style demand it: one a message, or with ids of nine letters."""
-        if self.call_style is LLAMA:
-            split: list[Message] = []
-            for one in messages:
-                split += [{**one, "tool_calls": [call]} for call in one.get("tool_calls") or ()] or [one]
-            return split
-        return list(messages) if self.call_style is not MISTRAL else [_shorten_ids(one) for one in messages]
+    @cached_property
+    def _takes_system(self) -> bool:
+        try:
+            return "\ue000" in self._render(
+                [{"role": "system", "content": "\ue000"}, {"role": "user", "content": "?"}], ()
+            )
+        except ConversationError:
+            return False
 
     def _split_at_markers(self, text: str) -> Iterator[Segment]:
         done = 0
@@ -204,6 +228,34 @@ class ChatTemplate:
                 f"The chat template of {self._vocabulary.name} must render a conversation of the roles {roles}, "
                 f"but: {error}; change the conversation"
             ) from error
+
+
+def _write_tools(messages: Sequence[Message], tools: Sequence[Tool], takes_system: bool) -> list[Message]:
+    """Return the messages as texts only, in Hermes' form: the tools in the system's message, or in the first one where
+    there is none, calls after the text of the assistant, and their results in a message of the user.
+    """
+    written: list[Message] = []
+    for place, one in enumerate(messages):
+        role, text = one["role"], one["content"]
+        for call in one.get("tool_calls") or ():
+            function = {key: call["function"][key] for key in ("name", "arguments")}
+            shown = f"{HERMES.begin}\n{json.dumps(function, ensure_ascii=False, default=str)}\n{HERMES.end}"
+            text = f"{text}\n{shown}" if text else shown
+        if role == "tool":
+            role, text = "user", f"<tool_response>\n{text}\n</tool_response>"
+            if place and messages[place - 1]["role"] == "tool":
+                text = f"{written.pop()['content']}\n{text}"
+        written.append({"role": role, "content": text})
+    if tools:
+        shown = TOOLS_PROMPT.format(
+            tools="\n".join(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools)
+        )
+        if written[0]["role"] == "system":
+            shown = f"{written.pop(0)['content']}\n\n{shown}"
+        if takes_system or not written:
+            return [{"role": "system", "content": shown}, *written]
+        written[0] = {**written[0], "content": f"{shown}\n\n{written[0]['content']}"}
+    return written
 
 
 def _shorten_ids(message: Message) -> Message:

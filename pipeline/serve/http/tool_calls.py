@@ -1,12 +1,13 @@
 """Tools of chats: their parameters in OpenAI's form, and the calls that are read from a completion's text.
 
-A call is JSON with the name of a function and its arguments, in the style of the target's chat template. Where a
-request demands a call, the completion is that JSON alone, and a grammar enforces it.
+A call is JSON with the name of a function and its arguments, or has these in another form, in the style of the target's
+chat template. Where a request demands a call, the completion is JSON alone, and a grammar enforces it.
 """
 
 import json
+import re
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,13 +16,19 @@ from pydantic_core import from_json
 
 from pipeline.serve.http.errors import JsonObject, wrong_value_error
 from stages.sampling.grammars import GrammarSource
-from stages.vocabulary.chat import HERMES, CallStyle
+from stages.vocabulary.chat import HERMES, MISTRAL, XML, CallStyle
 
 MAX_TOOLS = 128
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 BARE = CallStyle()  # of a demanded call
 CALL_NAMES = {"name", "arguments", "parameters", "id", "type"}  # in the JSON of a call
 SEPARATORS = " \t\r\n;"  # between bare calls
+# A call as Qwen3-Coder writes it. A value ends where its end marker is followed by another parameter or the end.
+XML_HEAD, XML_NEXT, XML_END = re.compile(r"<function=([^>\n]*)(>|$)"), "<parameter=", "</function>"
+XML_PARAMETER = re.compile(
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))", re.DOTALL
+)
+NAMED = re.compile(r"([a-zA-Z0-9_.-]*)\s*(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*")  # as Mistral writes it
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -167,7 +174,9 @@ class CallReader:
 
     def __init__(self, use: ToolUse) -> None:
         self.count = 0  # calls so far
-        self._names, self._style, self._pending = use.names, use.style, ""
+        known: dict[Any, Any] = {tool["function"]["name"]: tool["function"] for tool in map(dict[str, Any], use.tools)}
+        self._schemas = {name: known.get(name, {}).get("parameters", {}) for name in use.names}
+        self._style, self._pending = use.style, ""
         self._bare = True  # whether a call may begin here without a marker
         self._separators: str | None = None  # before such a call; white space
 
@@ -186,7 +195,7 @@ class CallReader:
             except ValueError:
                 read = None
             if read is None:
-                parts.append(self._take(body))
+                parts.append(self._take(body if self._bare or body > begin else body + len(self._style.body)))
                 self._bare = False
                 continue
             end, found = read
@@ -206,32 +215,37 @@ class CallReader:
         return taken
 
     def _find_begin(self, style: CallStyle) -> tuple[int, int] | None:
-        """Return where what may be calls begins, and where their JSON does; None if there is no such place so far."""
+        """Return where what may be calls begins, and where it does behind its marker; None if there is no such place
+        so far.
+        """
         if self._bare:
             rest = self._pending.lstrip(self._separators)
             body = len(self._pending) - len(rest)
-            if rest.startswith(("{", "[")):
-                return 0, body
             if style.begin and rest.startswith(style.begin):
                 return 0, body + len(style.begin)
-            self._bare = style.begin.startswith(rest)  # it is not decided yet
-        begin = -1 if self._bare or not style.begin else self._pending.find(style.begin)
-        return None if begin < 0 else (begin, begin + len(style.begin))
+            self._bare = any(begin.startswith(rest) for begin in (style.begin, style.body))  # it is not decided yet
+            if not self._bare and rest.startswith(("{", "[", style.body or "{")):
+                self._bare = True
+                return 0, body
+        found = [] if self._bare else [self._pending.find(begin) for begin in (style.begin, style.body) if begin]
+        begin = min((place for place in found if place >= 0), default=None)
+        if begin is None:
+            return None
+        return begin, begin + len(style.begin) * self._pending.startswith(style.begin, begin)
 
     def _find_begun(self, style: CallStyle) -> str:
         """Return the end of the text that the marker may begin with."""
         if self._bare:
             return self._pending
-        return next(
-            begun for size in range(len(style.begin), -1, -1) if self._pending.endswith(begun := style.begin[:size])
-        )
+        begun = (begin[:size] for begin in (style.begin, style.body) for size in range(len(begin) + 1))
+        return max((one for one in begun if self._pending.endswith(one)), key=len)
 
     def _read_calls(self, style: CallStyle, body: int, last: bool) -> tuple[int, list[ToolCall]] | None:
-        """Read the calls whose JSON begins at a place. Returns where they end, and the calls; None while they are open.
-        Raises `ValueError` if they are none, whatever follows.
+        """Read the calls that begin at a place, behind their marker. Returns where they end, and the calls; None while
+        they are open. Raises `ValueError` if they are none, whatever follows.
         """
         text = self._pending[body:].lstrip()
-        parsed = parse_calls(text, self._names)
+        parsed = parse_calls(text, self._schemas)
         if parsed is None:
             return None
         calls, size = parsed
@@ -241,21 +255,26 @@ class CallReader:
             return (len(self._pending) - len(rest) + len(style.end) if style.end else end), calls
         if last and style.end.startswith(rest):  # the end of the sequence closes the call
             return len(self._pending), calls
-        if rest.startswith((style.begin, "{", "[")) or (last and style.begin.startswith(rest)):
+        begins = (style.begin, style.body or style.begin)
+        if rest.startswith((*begins, "{", "[")) or (last and any(begin.startswith(rest) for begin in begins)):
             return end, calls
-        if style.end.startswith(rest) or style.begin.startswith(rest):
+        if any(marker.startswith(rest) for marker in (style.end, *begins)):
             return None
         raise ValueError("a call must end with its marker")
 
 
-def parse_calls(text: str, names: Collection[str]) -> tuple[list[ToolCall], int] | None:
-    """Parse JSON at the beginning of a text as a call of one of these functions, or as a list of calls.
+def parse_calls(text: str, schemas: Mapping[str, Any]) -> tuple[list[ToolCall], int] | None:
+    """Parse the beginning of a text as a call of one of these functions, or as a list of calls: JSON, or in the form of
+    Qwen3-Coder or of Mistral. The functions have schemas of their arguments.
 
-    Returns the calls and the length of the JSON; None if it is not complete. Raises `ValueError` if it is something
+    Returns the calls and the length of their text; None if it is not complete. Raises `ValueError` if it is something
     else, whatever follows: the keys and values that are there already are checked.
     """
+    if text.startswith("<"):
+        return _parse_xml(text, schemas)
     if text and text[0] not in "{[":
-        raise ValueError("calls must be objects")
+        return _parse_named(text, schemas)
+    names = schemas.keys()
     begun = from_json(text, allow_partial=True, allow_inf_nan=False) if text else []
     for call in begun if isinstance(begun, list) else [begun]:
         if (
@@ -274,6 +293,73 @@ def parse_calls(text: str, names: Collection[str]) -> tuple[list[ToolCall], int]
     if not calls:
         raise ValueError("a list of calls must not be empty")
     return calls, size
+
+
+def _check_name(name: str, schemas: Mapping[str, Any], *, whole: bool) -> None:
+    if not (name in schemas if whole else any(known.startswith(name) for known in schemas)):
+        raise ValueError("a call must have the name of a function")
+
+
+def _parse_xml(text: str, schemas: Mapping[str, Any]) -> tuple[list[ToolCall], int] | None:
+    """Parse `<function=NAME>`, parameters and `</function>`, as Qwen3-Coder writes them; else as `parse_calls`."""
+    head = XML_HEAD.match(text)
+    if head is None:
+        if XML.body.startswith(text):
+            return None
+        raise ValueError("a call must begin with the name of a function")
+    _check_name(head[1], schemas, whole=bool(head[2]))
+    properties, arguments, place = schemas.get(head[1], {}).get("properties", {}), dict[str, Any](), head.end()
+    while found := XML_PARAMETER.match(text, place):
+        if found[1] in arguments:
+            raise ValueError("a call must have each parameter once")
+        arguments[found[1]] = _read_value(found[2], properties.get(found[1]))
+        place = found.end()
+    rest = text[place:].lstrip()
+    if rest.startswith(XML_END):
+        return [ToolCall(head[1], json.dumps(arguments, ensure_ascii=False))], len(text) - len(rest) + len(XML_END)
+    if not rest.startswith(XML_NEXT) and not any(mark.startswith(rest) for mark in (XML_NEXT, XML_END)):
+        raise ValueError("a call must hold parameters, and end")
+    return None
+
+
+def _read_value(text: str, schema: object) -> Any:
+    """Return the value of a parameter that is written as text: itself, where the schema lets it be a text."""
+    kinds = _list_kinds(schema)
+    if text in ("null", "None") and "null" in kinds:
+        return None
+    if "string" in kinds or not kinds:
+        return text
+    try:
+        return json.loads(text.lower() if "boolean" in kinds else text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _list_kinds(schema: object) -> set[str]:
+    if not isinstance(schema, dict):
+        return set()
+    kind: Any = schema.get("type") or []
+    choices = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    return {*([kind] if isinstance(kind, str) else kind)}.union(*(_list_kinds(one) for some in choices for one in some))
+
+
+def _parse_named(text: str, schemas: Mapping[str, Any]) -> tuple[list[ToolCall], int] | None:
+    """Parse a name, `[ARGS]` and an object, as Mistral writes them, also with an id; else as `parse_calls`."""
+    found: Any = NAMED.match(text)
+    _check_name(found[1], schemas, whole=len(found[1]) < len(text))
+    body = text[found.end() :]
+    if not body.startswith("{"):
+        if any(mark.startswith(body) for mark in MISTRAL.inner):
+            return None
+        raise ValueError("a call must have an object as arguments")
+    from_json(body, allow_partial=True, allow_inf_nan=False)
+    try:
+        arguments, size = DECODER.raw_decode(body)
+    except RepeatedNameError:
+        raise
+    except ValueError:
+        return None
+    return [ToolCall(found[1], json.dumps(arguments, ensure_ascii=False))], found.end() + size
 
 
 def _make_call(value: dict[str, Any]) -> ToolCall:

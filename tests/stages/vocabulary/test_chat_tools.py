@@ -6,7 +6,7 @@ import pytest
 from tokenizer_making import MERGES, byte_level
 
 from stages.vocabulary import chat
-from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, CallStyle, ChatTemplate
+from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, TOOLS_PROMPT, XML, CallStyle, ChatTemplate
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -38,6 +38,7 @@ Write each call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_e
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 DEAF = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
+CLOSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + DEAF
 IN_XML = TEMPLATE.replace('{"name": ..., "arguments": ...}', "<function=...>")
 # As those of Mistral and of Llama 3, shortened.
 LISTED = """{% for message in messages %}{% if message.role == "user" %}{% if tools %}[AVAILABLE_TOOLS]{{ tools }}
@@ -85,22 +86,36 @@ def test_the_prompt_is_that_of_the_template(content: str):
     assert read(TEMPLATE, [QUESTION]) == "<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    ("messages", "tools", "template"),
-    [
-        ([QUESTION], [TOOL], DEAF),
-        ([QUESTION], [TOOL], IN_XML),
-        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [], DEAF),
-    ],
-)
-def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[dict], template: str):
-    with pytest.raises(ConfigError, match="must show"):
-        read(template, messages, tools)
+def test_a_template_without_tools_is_given_them_as_texts():
+    call = f"<tool_call>\n{json.dumps(CALL['function'], ensure_ascii=False)}\n</tool_call>"
+    calls = {"role": "assistant", "content": "I add.", "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "content": text, "tool_call_id": "a"} for text in "23"]
+    shown = TOOLS_PROMPT.format(tools=json.dumps(TOOL, ensure_ascii=False))
+    answers = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in "23")
+    rest = [
+        {"role": "assistant", "content": f"I add.\n{call}\n{call}"},
+        {"role": "user", "content": answers},
+        {"role": "assistant", "content": "2"},
+    ]
+    history = [QUESTION, calls, *results, {"role": "assistant", "content": "2"}]
+    system = {"role": "system", "content": "Be brief."}
+    for template, given, tools, expected in [
+        (DEAF, history, [TOOL], [{"role": "system", "content": shown}, QUESTION, *rest]),
+        (DEAF, [system, *history], [TOOL], [{**system, "content": f"Be brief.\n\n{shown}"}, QUESTION, *rest]),
+        (DEAF, history, [], [QUESTION, *rest]),
+        (CLOSED, history, [TOOL], [{**QUESTION, "content": f"{shown}\n\n1 + 1?"}, *rest]),
+    ]:
+        assert read(template, given, tools) == read(template, expected)
+    markers = {"<tool_call>", "</tool_call>"}
+    segments = ChatTemplate(make_vocabulary(), DEAF).segments(history, [TOOL])
+    assert not {make_vocabulary().specials[name] for name in markers} & set(segments)  # they are text
 
 
 @pytest.mark.parametrize(
     ("template", "style", "shown"),
     [
+        (DEAF, HERMES, '</tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'),
+        (IN_XML, XML, '</tool_call><tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'),
         (TEMPLATE, HERMES, '</tool_call><tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'),
         (LISTED, MISTRAL, '{"a": 1, "b": "é"}, "id": "567890ab1"}, {"name": "add", "arguments": {"a": 1, "b": "é"}, '),
         (WITH_PARAMETERS, LLAMA, '{"name": "add", "parameters": {"a": 1, "b": "é"}}<|im_start|>assistant\n{"name": '),

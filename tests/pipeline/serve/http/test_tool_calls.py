@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serving_doubles import MODEL, ScriptedEngine
 
 from pipeline.serve.http.tool_calls import BARE, CallReader, ToolUse
-from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, CallStyle
+from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, XML, CallStyle
 
 ADD = {
     "type": "function",
@@ -34,11 +34,14 @@ NO_CALLS = [
     "ends in a marker <tool_ca",
     "<tool_call>" + "[" * 3500 + "</tool_call>",
 ]
-STYLES = {
-    HERMES: [CALL, OTHER],
-    MISTRAL: ['[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}, "id": "1"}]'],
-    LLAMA: ['<|python_tag|>{"name": "add", "parameters": {"a": 1}};', '{"name": "now", "parameters": {}}'],
-}
+IN_XML = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+STYLES = [
+    (HERMES, [CALL, OTHER]),
+    (XML, [IN_XML, "<function=now>\n</function>"]),
+    (MISTRAL, ['[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}, "id": "1"}]']),
+    (MISTRAL, ['[TOOL_CALLS]add[ARGS]{"a": 1}', "[TOOL_CALLS]now[CALL_ID]x1[ARGS] {}"]),
+    (LLAMA, ['<|python_tag|>{"name": "add", "parameters": {"a": 1}};', '{"name": "now", "parameters": {}}']),
+]
 ADD_NOW = [("add", '{"a": 1}'), ("now", "{}")]
 
 
@@ -48,7 +51,7 @@ def talk(text: str) -> list[dict[str, str]]:
 
 
 def read_parts(parts: list[str], style: CallStyle = HERMES) -> tuple[str, list[tuple[str, str]]]:
-    reader, content, calls = CallReader(ToolUse(style=style, names=frozenset({"add", "now"}))), "", []
+    reader, content, calls = CallReader(ToolUse((ADD, NOW), style, names=frozenset({"add", "now"}))), "", []
     for number, part in enumerate(parts, start=1):
         more, found = reader.push(part, last=number == len(parts))
         content += more
@@ -135,9 +138,9 @@ def test_wrong_tools_are_refused(client: openai.OpenAI, wrong: dict[str, object]
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("style", STYLES, ids=("hermes", "mistral", "llama"))
-def test_calls_of_a_style_at_any_split(style: CallStyle):
-    calls = "\n".join(STYLES[style])
+@pytest.mark.parametrize(("style", "texts"), STYLES, ids=("hermes", "xml", "mistral", "mistral-named", "llama"))
+def test_calls_of_a_style_at_any_split(style: CallStyle, texts: list[str]):
+    calls = "\n".join(texts)
     begin = style.begin
     broken = [begin, begin * 2, f"`{begin}` in code", f'{begin}{{"name": "add", "arguments": {{"a": "']
     cases = [(calls, "")] + [(f"See {text}, then {calls}", f"See {text}, then") for text in broken[:3]]
@@ -163,6 +166,53 @@ def test_bare_calls():
 
 
 @pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "1", "1"),
+        ({}, "1", "1"),
+        ({"type": "integer"}, "1", 1),
+        ({"type": "integer"}, "one", "one"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["number", "null"]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2", "2"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": "object"}, '{"b": [1]}', {"b": [1]}),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "string"}, "  two\nlines\n", "  two\nlines\n"),
+        ({"type": "string"}, "a </parameter> in <parameter=x> code", "a </parameter> in <parameter=x> code"),
+        (None, "", ""),
+    ],
+)
+def test_a_parameter_in_xml_has_the_type_of_its_schema(schema: object, text: str, value: object):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    text = f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n<parameter=b>2</parameter></function>"
+    reader = CallReader(ToolUse((tool,), XML, names=frozenset({"f"})))
+    [call] = [call for character in text for call in reader.push(character)[1]] + reader.push("", last=True)[1]
+    assert json.loads(call.arguments) == {"a": value, "b": "2"}
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        (XML, "<function=add>\n<parameter=a>\n1\n</parameter>"),
+        (XML, "<function=other>\n</function>"),
+        (XML, "<function=now>then</function>"),
+        (XML, "<function> of x"),
+        (XML, "<function=now>\n<parameter=a>1</parameter><parameter=a>1</parameter></function>"),
+        (MISTRAL, '[TOOL_CALLS]other[ARGS]{"a": 1}'),
+        (MISTRAL, "[TOOL_CALLS]now[ARGS][]"),
+        (MISTRAL, '[TOOL_CALLS]now[ARGS]{"a": NaN}'),
+        (MISTRAL, '[TOOL_CALLS]now[ARGS]{"a": 1, "a": 2}'),
+        (MISTRAL, "[TOOL_CALLS]now and then"),
+        (MISTRAL, "[TOOL_CALLS]now[ARGS]{"),
+        (MISTRAL, "[TOOL_CALLS]no"),
+    ],
+)
+def test_what_is_no_call_in_other_forms_is_content(style: CallStyle, text: str):
+    assert read_parts([text], style) == read_parts(list(text), style) == (text, [])
+
+
+@pytest.mark.parametrize(
     "text", ["<tool_call> is a marker", 'a <tool_call>{"sum": 1', '<tool_call>{"name": "n", ', "<tool_call>{]"]
 )
 def test_what_cannot_become_a_call_is_not_held_back(text: str):
@@ -180,17 +230,32 @@ MARKS = [
     "_call>",
     "[",
     "]",
+    "now[ARGS]",
+    "add",
+    "<function=now>",
+    "<parameter=a>",
+    "</parameter>",
+    "</function>",
     ";",
     ",",
     "{",
     "}",
 ]
 pieces = st.sampled_from(
-    [*MARKS, " ", "\n", "a", '"', '{"name": "now", ', '"arguments": {}}', *STYLES[MISTRAL], *STYLES[LLAMA], CALL, OTHER]
+    [
+        *MARKS,
+        " ",
+        "\n",
+        "a",
+        '"',
+        '{"name": "now", ',
+        '"arguments": {}}',
+        *(one for _, texts in STYLES for one in texts),
+    ]
 )
 
 
-@given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([HERMES, MISTRAL, LLAMA, BARE]), st.data())
+@given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([HERMES, XML, MISTRAL, LLAMA, BARE]), st.data())
 def test_any_division_of_a_text_gives_the_same(text: str, style: CallStyle, data: st.DataObject):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
