@@ -4,18 +4,21 @@ The plot shows acceptance rate, with a band for its interval of 95%, and block e
 more, with datasets, drift marks and versions along the stream. Each kind of mark has its own shape.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dashboards.plots import BLUE, GREY, ORANGE, panels, plot_parser, run_command
+from dashboards.commands import run_command
 from store.query.log_reader import LogReader
 from store.query.rates import Acceptance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Okabe and Ito's colours, which colour-blind people can distinguish.
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 MOST_NUMBERS = 60  # versions up to which the plot shows their numbers
 
 
@@ -50,7 +53,13 @@ def read_curve(run_folder: Path) -> Curve:
 
 def draw(curve: Curve, path: Path, title: str) -> None:
     """Write the plot; the suffix of the file determines its format (png, svg, pdf)."""
-    with panels(path, 2, sharex=True, figsize=(10, 5.5), layout="constrained") as (_, ((above,), (below,))):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    plot, (above, below) = pyplot.subplots(2, sharex=True, figsize=(10, 5.5), layout="constrained")
+    try:
         _draw_acceptance(above, curve)
         above.set(ylabel="acceptance rate\n(accepted / judged)", ylim=(0, 1))
         above.set_title(title, loc="left", fontweight="bold", parse_math=False)
@@ -62,6 +71,9 @@ def draw(curve: Curve, path: Path, title: str) -> None:
             axes.grid(alpha=0.25)
             for at in curve.drifts:
                 axes.axvline(at, color=ORANGE, linestyle="--", linewidth=1)
+        plot.savefig(path, dpi=110)
+    finally:
+        pyplot.close(plot)
 
 
 def _draw_acceptance(axes: "Axes", curve: Curve) -> None:
@@ -93,7 +105,9 @@ def _mark(axes: "Axes", curve: Curve) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
 
 
-PARSER = plot_parser("Plot the acceptance curve of a run.", "run", "folder of the run")
+PARSER = ArgumentParser(description="Plot the acceptance curve of a run.")
+PARSER.add_argument("run", type=Path, help="folder of the run")
+PARSER.add_argument("plot", type=Path, help="file to write: .png, .svg or .pdf")
 
 if __name__ == "__main__":
     run_command(PARSER, lambda args: draw(read_curve(args.run), args.plot, args.run.resolve().name))

@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 from contextlib import suppress
 from pathlib import Path
 
-from dashboards.plots import run_command
+from dashboards.commands import run_command
 from store.errors import UsageError
 from store.hosts import is_loopback, listen
 from store.log.manifest import read_manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
-from dashboards.plots import run_command
+from dashboards.commands import run_command
 from dashboards.web.queries.tokens import Completion, read_completion
 from store.query.log_reader import LogReader
 

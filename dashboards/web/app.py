@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from dashboards.web.logs import BusyError, Logs, default_runs
-from dashboards.web.overview import Overview
+from dashboards.web.overview import list_runs
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
 from dashboards.web.queries.held_ngrams import add_spelling, list_held
@@ -27,7 +27,7 @@ from dashboards.web.queries.tables import find_rejection, read_catalog, read_pro
 from dashboards.web.queries.tokens import read_completion
 from dashboards.web.queries.versions import read_versions
 from dashboards.web.queries.vocabulary import read_vocabularies
-from dashboards.web.registered import RegisteredNumbers
+from dashboards.web.registered import list_compared, list_numbers
 from dashboards.web.sql_process import PAGE, SqlProcess
 from store.bodies import BodyError, check_lengths, read_json_body
 from store.errors import OmnidraftError, UsageError
@@ -186,19 +186,17 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
 
 
 def _add_lists(app: FastAPI, logs: Logs, runs_folder: Path) -> None:
-    overview, registered = Overview(logs), RegisteredNumbers(runs_folder)
-
     @app.get("/api/runs")
     def runs() -> Response:
-        return JSONResponse(overview.list_runs())
+        return JSONResponse(list_runs(logs))
 
     @app.get("/api/registry")
     def registry(run: Runs) -> Response:
-        return JSONResponse(registered.list_numbers(run))
+        return JSONResponse(list_numbers(runs_folder, run))
 
     @app.get("/api/comparisons")
     def comparisons(run: Runs) -> Response:
-        return JSONResponse(registered.list_comparisons(run))
+        return JSONResponse(list_compared(runs_folder, run))
 
     @app.get("/api/states")
     def states(run: Runs) -> Response:

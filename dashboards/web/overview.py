@@ -1,9 +1,10 @@
 """The table of runs: when each began, on what, how far it came, and what it reached."""
 
 import json
-import threading
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dashboards.web.logs import Logs, RunState
@@ -18,48 +19,41 @@ _EVENTS = """
         (SELECT count(*) FROM versions) AS versions
 """
 _NOTHING: dict[str, Any] = {"targets": [], "datasets": []}
+_LOCK = Lock()
 
 
-class Overview:
-    """Rows of the table of runs; a run is read again only after it has committed more. Thread-safe."""
+def list_runs(logs: Logs) -> list[dict[str, Any]]:
+    """One row per run, the newest commit first: its state, and the totals of its log. Thread-safe."""
+    with _LOCK:
+        states = logs.states()
+        folders = logs.folders() if states else {}
+        return [_describe(logs, folders[state.name], state) for state in states if state.name in folders]
 
-    def __init__(self, logs: Logs) -> None:
-        self._logs = logs
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, dict[str, Any]]] = {}  # by the name of the run: stamp, totals
 
-    def list_runs(self) -> list[dict[str, Any]]:
-        """One row per run, the newest commit first: its state, and the totals of its log."""
-        with self._lock:
-            states = self._logs.states()
-            folders = self._logs.folders() if states else {}
-            return [self._describe(folders[state.name], state) for state in states if state.name in folders]
+def _describe(logs: Logs, folder: Path, state: RunState) -> dict[str, Any]:
+    row = {
+        "run": state.name,
+        "started": _find_start(folder),
+        "state": state.activity,
+        "learning": _learns(folder),
+        "prompts": state.prompts,
+        "problem": state.problem,
+    }
+    if state.problem:
+        return row | _NOTHING
+    try:
+        return row | _read_totals(folder, logs.stamp([folder.name])) | {"check": read_check(folder)}
+    except OmnidraftError as error:
+        return row | _NOTHING | {"problem": str(error)}
 
-    def _describe(self, folder: Path, state: RunState) -> dict[str, Any]:
-        row = {
-            "run": state.name,
-            "started": _find_start(folder),
-            "state": state.activity,
-            "learning": _learns(folder),
-            "prompts": state.prompts,
-            "problem": state.problem,
-        }
-        if state.problem:
-            return row | _NOTHING
-        try:
-            return row | self._read_totals(folder) | {"check": read_check(folder)}
-        except OmnidraftError as error:
-            return row | _NOTHING | {"problem": str(error)}
 
-    def _read_totals(self, folder: Path) -> dict[str, Any]:
-        stamp = self._logs.stamp([folder.name])
-        known = self._known.get(folder.name)
-        if known is None or known[0] != stamp:
-            with LogReader([folder]) as log:
-                datasets = [row["dataset"] for row in read_datasets(log)]
-                totals, (events,) = next(iter(read_totals(log)), _NOTHING), rows(log.select(_EVENTS))
-            known = self._known[folder.name] = stamp, {**totals, **events, "datasets": datasets}
-        return known[1]
+@lru_cache(maxsize=4096)
+def _read_totals(folder: Path, stamp: str) -> dict[str, Any]:
+    """Read a run as it is committed at a `stamp`."""
+    with LogReader([folder]) as log:
+        datasets = [row["dataset"] for row in read_datasets(log)]
+        totals, (events,) = next(iter(read_totals(log)), _NOTHING), rows(log.select(_EVENTS))
+    return {**totals, **events, "datasets": datasets}
 
 
 def _learns(folder: Path) -> bool | None:

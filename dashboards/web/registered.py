@@ -1,8 +1,9 @@
 """What MLflow knows of published versions: numbers, aliases such as *champion*, and comparisons of two versions."""
 
-import threading
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from store.errors import OmnidraftError
@@ -14,59 +15,45 @@ STORE = ("mlflow.db", "mlflow.db-wal")
 METRICS = ("acceptance_rate", "block_efficiency", "tokens_per_second")  # of a comparison
 _PARTS = ("first", "second", "change", "low", "high")
 _NOTHING: dict[str, list[dict[str, Any]]] = {"versions": [], "comparisons": []}
+_LOCK = Lock()
 
 
-class RegisteredNumbers:
-    """The registered versions of the runs in a folder, from the MLflow store in it. Thread-safe.
-
-    MLflow is imported by the first call, which takes seconds, and read again only after its store has changed.
+def list_numbers(folder: Path, runs: Collection[str]) -> list[dict[str, Any]]:
+    """Registered model, number and aliases of each version of the named runs in a folder; none without a store that can
+    be read.
     """
+    return [row for row in _find(folder)["versions"] if row["run"] in runs]
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
-        self._lock = threading.Lock()
-        self._known: tuple[list[tuple[int, int]], dict[str, list[dict[str, Any]]]] | None = None
 
-    def list_numbers(self, runs: Collection[str]) -> list[dict[str, Any]]:
-        """Registered model, number and aliases of each version of the named runs; none without a store that can be
-        read.
-        """
-        return [row for row in self._find()["versions"] if row["run"] in runs]
+def list_compared(folder: Path, runs: Collection[str]) -> list[dict[str, Any]]:
+    """Comparisons with a version of the named runs, the newest first; none without a store that can be read.
 
-    def list_comparisons(self, runs: Collection[str]) -> list[dict[str, Any]]:
-        """Comparisons with a version of the named runs, the newest first; none without a store that can be read.
+    Each has the `prompts`, both versions as `first` and `second` (`number`, `run` and `version`), and for each of
+    `METRICS` the values of both, the `change` and its interval. The change of the tokens per second is a ratio.
+    """
+    found = _find(folder)["comparisons"]
+    return [row for row in found if row["first"]["run"] in runs or row["second"]["run"] in runs]
 
-        Each has the `prompts`, both versions as `first` and `second` (`number`, `run` and `version`), and for each of
-        `METRICS` the values of both, the `change` and its interval. The change of the tokens per second is a ratio.
-        """
-        found = self._find()["comparisons"]
-        return [row for row in found if row["first"]["run"] in runs or row["second"]["run"] in runs]
 
-    def _find(self) -> dict[str, list[dict[str, Any]]]:
-        with self._lock:
-            stamp = self._stamp()
-            if not stamp:
-                return _NOTHING
-            if self._known is None or self._known[0] != stamp:
-                self._known = stamp, self._read()
-            return self._known[1]
+def _find(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    stats = [file.stat() for file in (folder / name for name in STORE) if file.exists()]
+    with _LOCK:
+        return _read(folder, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)) if stats else _NOTHING
 
-    def _stamp(self) -> list[tuple[int, int]]:
-        files = [self._runs / name for name in STORE]
-        stats = [file.stat() for file in files if file.exists()]
-        return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
-    def _read(self) -> dict[str, list[dict[str, Any]]]:
-        uri = default_uri(self._runs)
-        try:
-            versions, comparisons = list_versions(uri), list_comparisons(uri)
-        except (OmnidraftError, ImportError):  # the pages do without MLflow
-            return _NOTHING
-        kept = ("name", "run", "version", "number", "aliases")
-        return {
-            "versions": [{name: getattr(one, name) for name in kept} for one in versions],
-            "comparisons": [_describe(one, versions) for one in comparisons],
-        }
+@lru_cache(maxsize=1)
+def _read(folder: Path, state: tuple[tuple[int, int], ...]) -> dict[str, list[dict[str, Any]]]:
+    """Read the store in a `state` of its files. The first call imports MLflow, which takes seconds."""
+    uri = default_uri(folder)
+    try:
+        versions, comparisons = list_versions(uri), list_comparisons(uri)
+    except (OmnidraftError, ImportError):  # the pages do without MLflow
+        return _NOTHING
+    kept = ("name", "run", "version", "number", "aliases")
+    return {
+        "versions": [{name: getattr(one, name) for name in kept} for one in versions],
+        "comparisons": [_describe(one, versions) for one in comparisons],
+    }
 
 
 def _describe(comparison: RecordedComparison, versions: Sequence[RegisteredVersion]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from event_making import make_drifted
 
+from dashboards.commands import run_command
 from dashboards.curve import PARSER, Curve, draw, read_curve
-from dashboards.plots import panels, run_command
 from store.errors import CorruptError, RunError, UsageError
 from store.events import PromptCompleted
 from store.log.run_log import RunLog
@@ -72,9 +72,3 @@ def test_a_command_that_fails_reports_the_reason_in_one_line(
         run_command(PARSER, fail, misuse)
     status = misuse if isinstance(error, UsageError) else 1
     assert (ended.value.code, capsys.readouterr().err) == (status, "omnidraft: no\n")
-
-
-def test_an_unfinished_plot_is_not_written(tmp_path: Path):
-    with pytest.raises(ValueError, match="half"), panels(tmp_path / "half.png"):
-        raise ValueError("half")
-    assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_each_run_has_its_state_and_totals(runs: Path):
-    rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
+    rows = {row["run"]: row for row in overview.list_runs(Logs(None, runs))}
     assert list(rows) == ["empty", "stopped", "plain", "20261121-114049"]
     learned = rows["20261121-114049"]
     assert (learned["prompts"], learned["tokens"], learned["targets"]) == (60, 300, ["big"])
@@ -58,7 +58,7 @@ def test_each_run_has_its_state_and_totals(runs: Path):
 )
 def test_whether_a_run_learns_is_read_from_its_settings(runs: Path, settings: str, learns: bool | None):
     (runs / "plain" / "config.json").write_text(settings)
-    rows = {row["run"]: row["learning"] for row in overview.Overview(Logs(None, runs)).list_runs()}
+    rows = {row["run"]: row["learning"] for row in overview.list_runs(Logs(None, runs))}
     assert (rows["plain"], rows["stopped"]) == (learns, None)
 
 
@@ -78,6 +78,6 @@ def test_the_newest_run_with_a_prompt_is_the_default(runs: Path):
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
     for name in (MANIFEST, PREVIOUS):
         (runs / "plain" / name).write_text("{")
-    rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
+    rows = {row["run"]: row for row in overview.list_runs(Logs(None, runs))}
     assert "manifest.json" in rows["plain"]["problem"]
     assert rows["stopped"]["judged"] == 80

@@ -11,7 +11,7 @@ from stream_making import prompt, write
 from dashboards.web import registered
 from dashboards.web.queries import versions
 from dashboards.web.queries.versions import read_versions
-from dashboards.web.registered import RegisteredNumbers
+from dashboards.web.registered import list_compared, list_numbers
 from store.events import Event, VersionPublished
 from store.query.log_reader import LogReader
 from store.registry.mlflow_comparisons import RecordedComparison
@@ -132,17 +132,16 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(registered, "list_versions", list_versions)
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [])
-    numbers = RegisteredNumbers(tmp_path)
-    assert numbers.list_numbers(["run"]) == []
+    assert list_numbers(tmp_path, ["run"]) == []
     assert requests == [], "there is no registry yet"
     (tmp_path / "mlflow.db").touch()
     for _ in range(2):
-        assert numbers.list_numbers(["run"]) == [
+        assert list_numbers(tmp_path, ["run"]) == [
             {"name": "m", "run": "run", "version": 1, "number": 6, "aliases": ("candidate",)}
         ]
     assert len(requests) == 1
     (tmp_path / "mlflow.db").write_bytes(b"more")
-    numbers.list_numbers(["run"])
+    list_numbers(tmp_path, ["run"])
     assert len(requests) == 2
 
 
@@ -150,16 +149,15 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
     tags = {"run": "run", "version": "1"}
     monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, [], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
-    numbers = RegisteredNumbers(tmp_path)
-    assert numbers.list_comparisons(["run"]) == [], "there is no registry yet"
+    assert list_compared(tmp_path, ["run"]) == [], "there is no registry yet"
     (tmp_path / "mlflow.db").touch()
-    (found,) = numbers.list_comparisons(["run"])
+    (found,) = list_compared(tmp_path, ["run"])
     assert found["second"] == {"number": 6, "run": "run", "version": 1}
     assert found["first"] == {"number": 2, "run": None, "version": None}, "it was pruned, or is in another registry"
     assert found["acceptance_rate"] == {"first": 0.25, "second": 0.5, "change": 0.25, "low": 0.1, "high": 0.4}
     assert found["tokens_per_second"]["low"] is None
     assert (found["prompts"], found["made_at"]) == (24, 1_700_000_000.0)
-    assert numbers.list_comparisons(["other"]) == []
+    assert list_compared(tmp_path, ["other"]) == []
 
 
 @pytest.mark.slow

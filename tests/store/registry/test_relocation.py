@@ -10,7 +10,7 @@ from registry_making import MODEL, new_store, publish_run
 from version_making import contents
 
 import pipeline
-from dashboards.web.registered import RegisteredNumbers
+from dashboards.web.registered import list_numbers
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
 from store.registry.registry import default_uri, fetch_version, list_versions, promote, rollback
@@ -47,7 +47,7 @@ def test_everything_is_found_in_the_new_folder(runs: Path, tmp_path: Path, way: 
     assert contents(fetched) == contents(there / "run-a/versions/000001")
     assert pipeline.load_version(f"{MODEL}@champion", uri).number == 2
     assert rollback(uri, MODEL) == (2, 1)
-    known = RegisteredNumbers(there).list_numbers(["run-a"])
+    known = list_numbers(there, ["run-a"])
     assert {row["number"]: row["aliases"] for row in known} == {1: ("champion",), 2: ("candidate",)}
     publish_run(uri, there / "run-b", 1)
     assert [version.number for version in list_versions(uri)] == [3, 2, 1]
