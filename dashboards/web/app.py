@@ -20,8 +20,8 @@ from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import list_runs
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
-from dashboards.web.queries.held_ngrams import add_spelling, list_held
-from dashboards.web.queries.memory import list_accepted, list_held_contexts, read_memory
+from dashboards.web.queries.held import add_spelling, list_held_contexts, list_held_ngrams
+from dashboards.web.queries.memory import list_accepted, read_memory
 from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
 from dashboards.web.queries.tokens import read_completion
@@ -270,7 +270,7 @@ def _add_long_questions(app: FastAPI, long: Logs) -> None:
 
     @app.get("/api/ngrams/held")
     def list_entries(request: Request, run: Runs, search: str = "") -> Response:
-        return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
+        return _answer(request, long, run, lambda log: list_held_ngrams(log, long.folders(), search))
 
 
 def _add_sql(app: FastAPI, queries: SqlProcess) -> None:

@@ -81,6 +81,14 @@ def visible(text: str) -> str:
     return "".join(shown).replace("\n", BREAK)
 
 
+def spell_tokens(ids: list[int], parts: list[bytes | None]) -> str:
+    """Return tokens as one line of text, with visible control characters; as ids if the text of one is not known."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(ids):
+        return " ".join(f"#{token}" for token in ids)
+    return visible(b"".join(known).decode(errors="replace")).replace("\n", "")
+
+
 def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
     """Tokens of each decision: the proposed token if it was not emitted, then the emitted token.
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tree_making import NODES, make_tree
 
-from dashboards.web.queries.held_ngrams import add_spelling, list_held
-from dashboards.web.queries.memory import hash_contexts, list_accepted, list_held_contexts, read_memory
+from dashboards.web.queries.held import add_spelling, hash_contexts, list_held_contexts, list_held_ngrams
+from dashboards.web.queries.memory import list_accepted, read_memory
 from stages.drafting.costs import Costs
 from stages.memory.ngram_table import context_hashes, scope_of
 from stages.memory.text_memory import TextMemory, TreeLimits, write_memory
@@ -91,10 +91,10 @@ def held_run(folder: Path) -> Path:
 def test_the_cache_of_the_last_version_is_listed(tmp_path: Path):
     folder = held_run(tmp_path / "run")
     with LogReader([folder]) as log:
-        found = list_held(log, {"run": folder})
-        searched = list_held(log, {"run": folder}, " CHE")
+        found = list_held_ngrams(log, {"run": folder})
+        searched = list_held_ngrams(log, {"run": folder}, " CHE")
         (folder / "versions/0/ngrams.parquet").write_bytes(b"no parquet")
-        damaged = list_held(log, {"run": folder})
+        damaged = list_held_ngrams(log, {"run": folder})
     assert found["held"] == [{"run": "run", "target": "big", "version": 0, "entries": 2}]
     assert [(row["token"], row["uses"], row["accepted"]) for row in found["entries"]] == [
         ("#81", 5, 0),
@@ -108,12 +108,12 @@ def test_pieces_are_spelt_by_the_drafter_of_a_version(tmp_path: Path):
     folder = held_run(tmp_path / "run")
     words = Tokenizer(WordLevel({"▁che": 8, "ck": 9, "[UNK]": 0}, unk_token="[UNK]"))
     with LogReader([folder]) as log:
-        assert [row["spelt"] for row in list_held(log, {"run": folder})["entries"]] == [
+        assert [row["spelt"] for row in list_held_ngrams(log, {"run": folder})["entries"]] == [
             ["#1", "#2", "#3"],
             ["#8", "#9"],
         ]
         words.save(str(folder / "versions/0/tokenizer.json"))
-        assert list_held(log, {"run": folder})["entries"][1]["spelt"] == [" che", "ck"]
+        assert list_held_ngrams(log, {"run": folder})["entries"][1]["spelt"] == [" che", "ck"]
         (entry,) = add_spelling([{"run": "run", "pieces": [9, 7]}], log, {"run": folder})
     assert entry["spelt"] == ["ck", "#7"]
 
