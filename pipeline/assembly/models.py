@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -151,6 +151,8 @@ def load_models(
     searches = config.draft.max_draft > 0 and not {"own", "memory"}.isdisjoint(config.draft.sources)
     compiling = Thread(target=_compile, args=(searches,), name="compiler")
     compiling.start()
+    if config.source.chat is not False:
+        TEMPLATES.calls.start()  # it loads what it needs while models are loaded
     source = locate(config.drafter, uri, fetched)
     names = config.router.targets
     sources = {name: locate(name, uri, fetched) for name in names}
@@ -170,8 +172,6 @@ def load_models(
         set_threads(config.threads or 1)
     with ThreadPoolExecutor(1) as loader:
         tokenizers = {found: loader.submit(load_tokenizer, found) for found in (source, *sources.values())}
-        if config.source.chat is not False:
-            loader.submit(_start_templates, [tokenizers[found] for found in sources.values()])
         compiling.join()  # what follows is timed
         for model in sorted((drafter, *targets.values()), key=lambda one: not is_mapped(one.model)):
             if not is_mapped(model.model):
@@ -182,12 +182,6 @@ def load_models(
     forget_headers()
     pair_with = _make_pairing(config, source, drafter, lambda found: tokenizers[found].result())
     return tuple(Models(**vars(pair_with(name, sources[name])), target=target) for name, target in targets.items())
-
-
-def _start_templates(tokenizers: "list[Future[Any]]") -> None:
-    """Start the process of chat templates, if there are any: it loads what it needs while models are loaded."""
-    if any(tokenizer.result().chat_template for tokenizer in tokenizers):
-        TEMPLATES.calls.start()
 
 
 def _compile(searches: bool) -> None:

@@ -5,6 +5,7 @@ Shapes: W width, H heads, E of a head, K ways to rotate, P positions, R rotated 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from typing_extensions import override
 
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS
+from stages.engine.compiled.packed_memory import PackedMemory
 from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices
 from stages.engine.compiled.products import NUMBER_BITS, ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
 from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
 from stages.engine.forward_pass.kernels import Matrix, read_matrix
+from stages.engine.forward_pass.measurements import digest_code, digest_file
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.engine.quantisation.modules import (
     QUANTISED_BITS,
@@ -26,8 +29,10 @@ from stages.engine.quantisation.modules import (
     find_groups,
     find_stored,
     has_groups,
+    is_mapped,
 )
 from stages.engine.quantisation.stored import StoredRows
+from stages.vocabulary.disk_cache import cache_path
 
 ROUNDED_INPUTS = {"codes": 16, "codes8": 8, "int8": 16, "int4": 16}  # bits of inputs, by the format of codes
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
@@ -115,7 +120,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         family = find_family(self.model)
         assert family is not None, "see `has_compiled_forward`"
         self._family: Family = family
+        self._memory = self._take_memory("layers", kept=is_mapped(self.model))
         super().refresh()
+        self._memory.keep()
         self.norm_W = self._read_norm(self.model.model.norm)
         self.shape = self._make_shape()
         config = self.model.config
@@ -154,6 +161,11 @@ class CompiledLlamaWeights(PackedLlamaWeights):
             self._compiled[output.kind] = compile_steps(self.shape, kinds)
         return self._compiled[output.kind]
 
+    def _take_memory(self, part: str, *, kept: bool) -> PackedMemory:
+        """Return the memory of a part of the model; it is kept if its matrices stay in a GGUF file."""
+        kind = f"packed-{digest_file(Path(self.model.config.name_or_path))[:16]}-{part}" if kept else ""
+        return PackedMemory(cache_path(kind, digest_code(), "bin") if kept else None)
+
     @override
     def _read_embedding(self, embedding: Any) -> None:
         stored = find_stored(embedding)
@@ -167,7 +179,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
             return self._output
         head = self.model.lm_head
         matrix = read_matrix(head, find_attached(head))
+        self._memory = self._take_memory("output", kept=ids is None and find_stored(head) is not None)
         (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
+        self._memory.keep()
         if ids is None:
             self._output = packed
         return packed
@@ -228,4 +242,4 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         return None if norm is None else self._read_norm(norm)
 
     def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
-        return pack_matrices(parts, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
+        return pack_matrices(parts, self._memory, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))

@@ -3,32 +3,28 @@
 Shapes: O outputs, I inputs, G groups of inputs, X bytes of an output, B blocks of outputs, L outputs of a block.
 """
 
-import math
-import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.engine.compiled.llvm.emitter import LINE, VECTOR_SIZE
+from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
+from stages.engine.compiled.packed_memory import PackedMemory
 from stages.engine.compiled.products import COLUMNS, NUMBER_BITS, ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP
-from stages.engine.quantisation.layouts import CODE_TYPES, WORD
+from stages.engine.quantisation.layouts import CODE_TYPES, WORD, Array, CodeType
 from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, release_pages
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
-LARGE_PAGE, TOGETHER = 2 << 20, 64 << 20  # bytes of a large page, and of what is reserved at once
 PART_BYTES = 4 << 20  # of a file that a thread packs at a time, and then gives back
 NO_SCALES = torch.empty(0)
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -57,18 +53,20 @@ def can_pack_inputs(inputs: int) -> bool:
     return inputs > 0 and inputs % GROUP == 0
 
 
-def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMatrix]:
-    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike."""
+def pack_matrices(parts: Sequence[Matrix], memory: PackedMemory, *, input_bits: int) -> list[PackedMatrix]:
+    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike. Codes take
+    their part of the memory.
+    """
     forms = [None if part.codes is None else _name_form(part.codes) for part in parts]
     if None in forms or not _fill_blocks([part.weight_OI.shape[0] for part in parts], forms):
         numbers = join_matrices([part.without_codes() for part in parts])  # which read other inputs
-        return [pack_matrix(numbers, input_bits=input_bits)]
+        return [pack_matrix(numbers, memory, input_bits=input_bits)]
     packed = []
-    for form, run in groupby(zip(parts, forms, strict=True), key=itemgetter(1)):
+    for _, run in groupby(zip(parts, forms, strict=True), key=itemgetter(1)):
         own = [part for part, _ in run]
         biases = [part.bias_O for part in own if part.bias_O is not None]
-        rows = [_read_rows(part.codes) for part in own if part.codes is not None]
-        packed.append(_pack_codes(form or "", rows, torch.cat(biases) if biases else None, input_bits))
+        codes = [part.codes for part in own if part.codes is not None]
+        packed.append(_pack_codes(codes, torch.cat(biases) if biases else None, memory, input_bits))
     return packed
 
 
@@ -78,13 +76,13 @@ def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
     return all(sum(outputs[:end]) % BLOCK == 0 for end in ends)
 
 
-def pack_matrix(matrix: Matrix, *, input_bits: int) -> PackedMatrix:
+def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> PackedMatrix:
     """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them. Its number of inputs is
     one of which `can_pack_inputs` is true. Inputs have 32 bits, or `input_bits` that they are rounded to; numbers that
     are no codes are multiplied unrounded.
     """
     if matrix.codes is not None:
-        return _pack_codes(_name_form(matrix.codes), [_read_rows(matrix.codes)], matrix.bias_O, input_bits)
+        return _pack_codes([matrix.codes], matrix.bias_O, memory, input_bits)
     weight_OI = matrix.weight_OI
     outputs, inputs = weight_OI.shape
     short_OI = weight_OI.bfloat16()
@@ -119,68 +117,47 @@ def _read_rows(codes: Codes) -> Bytes:
     return np.asarray(torch.cat([scales_OGX, codes_OGX], dim=2).flatten(1))
 
 
-def _pack_codes(form: str, parts: Sequence[Bytes], bias_O: Tensor | None, input_bits: int) -> PackedMatrix:
-    """Pack matrices of one type as one, given the blocks of all outputs."""
+def _pack_codes(parts: Sequence[Codes], bias_O: Tensor | None, memory: PackedMemory, input_bits: int) -> PackedMatrix:
+    """Pack the codes of matrices of one type as one; where the memory is filled, they are there."""
+    form, inputs = _name_form(parts[0]), parts[0].shape[1]
     kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
-    outputs, blocks = sum(map(len, parts)), parts[0].shape[1] // codes.size
+    outputs, blocks = sum(part.shape[0] for part in parts), inputs // (GROUP * codes.groups)
     padded = -(-outputs // BLOCK) * BLOCK
     number = np.dtype(f"i{codes.scale_size}")
-    words_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
-    scales_BGXL = _MEMORY.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
-    begin = 0
-    if padded > outputs or any(len(part) % VECTOR_SIZE for part in parts):
-        filling = np.zeros((padded - outputs, parts[0].shape[1]), np.uint8)
-        parts = [np.concatenate([*parts, filling])]
-    slices = []
+    words_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
+    scales_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
+    if not memory.filled:
+        _write_codes(codes, [_read_rows(part) for part in parts], words_BGXL, scales_BGXL)
+    data, scales = torch.from_numpy(words_BGXL), torch.from_numpy(scales_BGXL)
+    return PackedMatrix(kind, outputs, blocks * codes.groups, data, scales, _pad_bias(bias_O))
+
+
+def _write_codes(codes: CodeType, parts: Sequence[Bytes], words_BGXL: Array, scales_BGXL: Array) -> None:
+    """Write the blocks of all outputs of matrices, on all threads; what is missing to whole blocks is zeros."""
+    missing = len(words_BGXL) * VECTOR_SIZE - sum(map(len, parts))
+    if missing or any(len(part) % VECTOR_SIZE for part in parts):
+        parts = [np.concatenate([*parts, np.zeros((missing, parts[0].shape[1]), np.uint8)])]
+    begin, slices = 0, []
     step = max(1, PART_BYTES // parts[0].shape[1] // VECTOR_SIZE) * VECTOR_SIZE
     for part in parts:
         slices += [(begin + start // VECTOR_SIZE, part[start : start + step]) for start in range(0, len(part), step)]
         begin += len(part) // VECTOR_SIZE
 
     def write(begin: int, rows: Bytes) -> None:
-        blocks_BLGX = rows.reshape(-1, VECTOR_SIZE, blocks, codes.size)
+        blocks_BLGX = rows.reshape(-1, VECTOR_SIZE, words_BGXL.shape[1], codes.size)
         end = begin + len(blocks_BLGX)
         words_BLGX = blocks_BLGX[..., codes.first : codes.first + codes.words * WORD].view(np.int32)
         words_BGXL[begin:end] = words_BLGX.transpose(0, 2, 3, 1)
         for place, first in enumerate(codes.scales):
-            scales_BLG = blocks_BLGX[..., first : first + number.itemsize].view(number)[..., 0]
+            scales_BLG = blocks_BLGX[..., first : first + codes.scale_size].view(scales_BGXL.dtype)[..., 0]
             scales_BGXL[begin:end, :, place] = scales_BLG.transpose(0, 2, 1)
         release_pages(rows)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(write, *zip(*slices, strict=True)))
-    data, scales = torch.from_numpy(words_BGXL), torch.from_numpy(scales_BGXL)
-    return PackedMatrix(kind, outputs, blocks * codes.groups, data, scales, _pad_bias(bias_O))
 
 
 def _pad_bias(bias_O: Tensor | None) -> Tensor | None:
     if bias_O is None:
         return None
     return functional.pad(bias_O.float(), [0, -len(bias_O) % BLOCK]).contiguous()
-
-
-class _Memory:
-    """Memory in large pages, of which matrices take parts: a processor finds and prefetches those faster."""
-
-    def __init__(self) -> None:
-        self._free: Array = np.empty(0, np.uint8)
-
-    def reserve(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
-        """Return an array with nothing in it, which begins a line of the cache."""
-        size = math.prod(shape) * kind.itemsize
-        reserved = -(-size // LINE) * LINE
-        if reserved > len(self._free):
-            self._free = _map_memory(max(reserved, TOGETHER))
-        own, self._free = self._free[:size], self._free[reserved:]
-        return own.view(kind).reshape(shape)
-
-
-def _map_memory(size: int) -> Array:
-    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    return whole[-whole.ctypes.data % LARGE_PAGE :][:size]
-
-
-_MEMORY = _Memory()

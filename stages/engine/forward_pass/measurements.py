@@ -3,6 +3,7 @@
 One JSON file per measurement, in the cache folder. Delete the folder to measure again.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -24,6 +25,29 @@ def processor_name() -> str:
     lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def digest_code() -> str:
+    """Return a digest of the code that packs weights and computes with them."""
+    code, own = hashlib.sha256(), Path(__file__).parent
+    folders = (own, *map(own.with_name, ("compiled", "models", "quantisation")))
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the sha256 of a file. It is read once on this machine, as long as its size and time stay."""
+    path = path.resolve()
+
+    def compute() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    state = path.stat()
+    digest: str = Measurements().get_or_measure("file", [str(path), state.st_size, state.st_mtime_ns], compute)
+    return digest
 
 
 class Measurements:

@@ -16,7 +16,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from stages.engine.forward_pass.attention_masks import LIBRARY
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, find_paths
+from stages.engine.forward_pass.measurements import digest_code
 from stages.engine.forward_pass.row_forward import find_rope_switch
 from stages.engine.quantisation.modules import is_mapped, weight_shape
 
@@ -302,15 +302,11 @@ class _TreeReader:
 
 def proof_key(model: Any, *parts: object) -> list[Any]:
     """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
-    code = hashlib.sha256()
-    folder_of_proofs = Path(__file__).parent
-    folders = (folder_of_proofs, *map(folder_of_proofs.with_name, ("compiled", "models", "quantisation")))
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        code.update(path.read_bytes())
+    buffers = hashlib.sha256()
     for buffer in model.buffers():  # weights of quantised models
-        code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())
+        buffers.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())
     how = f"{model.device.type} {model.config._attn_implementation} torch {torch.__version__}"
-    return [model.config.to_json_string(), how, LIBRARY, code.hexdigest(), *map(str, parts)]
+    return [model.config.to_json_string(), how, LIBRARY, digest_code(), buffers.hexdigest(), *map(str, parts)]
 
 
 def pick_forward(

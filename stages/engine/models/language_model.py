@@ -20,7 +20,7 @@ from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
 from stages.engine.compiled.llama_weights import fits_compiled_forward, has_compiled_forward
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
-from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.measurements import Measurements, digest_code, digest_file
 from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
 from stages.engine.forward_pass.proof import proof_key
@@ -54,7 +54,6 @@ from stages.engine.quantisation.modules import (
 from stages.engine.quantisation.stored import StoredMatrix
 
 LOG = logging.getLogger("omnidraft.models")
-_FINGERPRINT = "_omnidraft_fingerprint"  # attribute of a mapped model, with the format that it is of
 SAMPLES = 64  # values of each weight that enter a fingerprint
 PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
 
@@ -377,18 +376,22 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 
 def fingerprint(model: LanguageModel) -> str:
-    """Return a digest of a sample of every weight, and of the weight format."""
-    mapped = is_mapped(model.model)  # weights that stay in a file never change
-    if mapped and (known := vars(model.model).get(_FINGERPRINT)) and known[0] == model.weights:
-        return str(known[1])
+    """Return a digest of a sample of every weight, and of the weight format; that of a file is remembered."""
     rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
-    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
-    for weight in iterate_weights(model.model):
+    form = f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}"
+    if not is_mapped(model.model):
+        return _digest_weights(model.model, form)
+    key = [digest_file(Path(model.model.config.name_or_path)), digest_code(), form]
+    known: str = Measurements().get_or_measure("weights", key, lambda: _digest_weights(model.model, form))
+    return known
+
+
+def _digest_weights(model: Any, form: str) -> str:
+    digest = hashlib.sha256(form.encode())
+    for weight in iterate_weights(model):
         step = max(1, weight.numel() // SAMPLES)
         numbers = weight.sample(step) if isinstance(weight, StoredMatrix) else weight.detach().flatten()[::step]
         digest.update(numbers.float().cpu().numpy().tobytes())
         if isinstance(weight, StoredMatrix):
             weight.release()
-    if mapped:
-        vars(model.model)[_FINGERPRINT] = model.weights, digest.hexdigest()
     return digest.hexdigest()

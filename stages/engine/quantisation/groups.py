@@ -64,5 +64,11 @@ class GroupedMatrix:
         return weight_OI
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, inputs = self.codes_OI.shape
+        return outputs, inputs
+
+    @property
     def size(self) -> int:
         return self.codes_OI.shape[1] // self.scale_OG.shape[1]

@@ -17,6 +17,7 @@ from torch import Tensor
 from stages.engine.compiled.llama_forward import TableWriter, by_row, make_table
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, INPUT_SUMS, LARGEST_CODES
+from stages.engine.compiled.packed_memory import PackedMemory
 from stages.engine.compiled.packing import (
     BLOCK,
     PackedMatrix,
@@ -68,11 +69,11 @@ def make_matrix(kind: str, input_bits: int) -> tuple[PackedMatrix, Tensor]:
     if kind in NUMBER_BITS:
         weight_OI = torch.randn(OUTPUTS, 96)
         weight_OI = weight_OI.bfloat16().float() if kind == "bfloat16" else weight_OI
-        return pack_matrix(Matrix(weight_OI, bias_O), input_bits=input_bits), weight_OI.double()
+        return pack_matrix(Matrix(weight_OI, bias_O), PackedMemory(), input_bits=input_bits), weight_OI.double()
     codes = quantise_matrix(kind) if kind.startswith("GROUPS") else store_matrix(kind)
     weight_OI = codes.dequantise()
     matrix = Matrix(torch.empty_like(weight_OI, device="meta"), bias_O, codes)
-    return pack_matrix(matrix, input_bits=input_bits), weight_OI.double()
+    return pack_matrix(matrix, PackedMemory(), input_bits=input_bits), weight_OI.double()
 
 
 @cache
@@ -180,7 +181,7 @@ def test_aarch64_has_instructions_for_products_of_bytes_and_tables(features: Fea
 @pytest.mark.parametrize("kind", [kind for kind in CODE_TYPES if not kind.startswith("GROUPS")])
 def test_packed_codes_are_as_large_as_the_file(kind: str):
     stored = store_matrix(kind, 4 * BLOCK)
-    packed = pack_matrix(Matrix(torch.empty(stored.shape, device="meta"), None, stored), input_bits=16)
+    packed = pack_matrix(Matrix(torch.empty(stored.shape, device="meta"), None, stored), PackedMemory(), input_bits=16)
     assert packed.data.nbytes + packed.scales.nbytes == stored.size
     assert packed.data.data_ptr() % 64 == packed.scales.data_ptr() % 64 == 0
 
@@ -205,7 +206,7 @@ def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike(input_b
         ([four, plain], [ProductKind("float32")]),
         ([part, six], [ProductKind("float32")]),  # the first does not fill its blocks
     ):
-        packed = pack_matrices(parts, input_bits=input_bits)
+        packed = pack_matrices(parts, PackedMemory(), input_bits=input_bits)
         assert [one.kind for one in packed] == kinds
         weight_OI, bias_O = (torch.cat([getattr(part, name) for part in parts]) for name in ("weight_OI", "bias_O"))
         x_NI = torch.randn(7, weight_OI.shape[1])

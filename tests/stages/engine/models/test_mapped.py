@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
+from stages.engine.compiled import packing
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
 from stages.engine.quantisation.modules import find_stored, is_mapped, mean_bytes
 from stages.engine.quantisation.stored import StoredRows
@@ -96,6 +97,30 @@ def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Pat
     for model in (mapped, whole):
         model.restrict(kept)
     assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "tied", "joined"])  # rows in another order, one matrix twice, parts of one
+def test_the_next_start_maps_what_was_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
+    path, text = write_case(name, tmp_path), list(range(40, 80))
+
+    def read() -> torch.Tensor:
+        model = load_model(str(path), "float32", "cpu", "auto")
+        model.prove_forward()
+        model.prepare_output()
+        return read_in_steps(model, text)
+
+    packed = read()
+    kept = sorted((tmp_path / "cache").glob("packed-*"))
+    assert [one.name.split("-")[2] for one in kept] == ["layers", "output"]
+    assert sum(one.stat().st_size for one in kept) <= path.stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "_write_codes", None)
+        assert torch.equal(read(), packed)
+    changed = bytearray(path.read_bytes())
+    changed[-1000:] = changed[-3000:-2000]
+    path.write_bytes(changed)
+    assert not torch.equal(read(), packed), "a changed file is packed again"
 
 
 def test_every_weight_is_that_of_the_whole_model(tmp_path: Path):
