@@ -97,27 +97,12 @@ class WorkItemConnection(LearnerConnection):
         return posted
 
 
-class _PromptQueue:
-    """The stream of a worker: ends when it is empty, and continues when prompts were added."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[PromptReceived] = deque()
-
-    def __iter__(self) -> Iterator[PromptReceived]:
-        return self
-
-    def __next__(self) -> PromptReceived:
-        if not self.waiting:
-            raise StopIteration
-        return self.waiting.popleft()
-
-
 class DecodeWorker:
     """Used by one thread. Nothing is loaded before `start`. `folder` is that of its partition, with an open log."""
 
     def __init__(self, setup: WorkerSetup, folder: Path) -> None:
         self._setup, self._folder = setup, folder
-        self._prompts, self._connection = _PromptQueue(), WorkItemConnection()
+        self._waiting, self._connection = deque[PromptReceived](), WorkItemConnection()
         self._records = RecordQueue(setup.log_level)
         self._completed: list[PromptCompleted] = []
         self._refused: list[tuple[int, PromptRejected]] = []
@@ -169,7 +154,7 @@ class DecodeWorker:
             memory: what the memories of other workers learned.
             more: whether more prompts wait; it then returns as soon as the batch has space.
         """
-        self._prompts.waiting.extend(prompts)
+        self._waiting.extend(prompts)
         if weights:
             self._connection.put_weights(weights)
         if memory:
@@ -180,10 +165,10 @@ class DecodeWorker:
             if self._uncommitted and self._run.committer.is_due():
                 self._commit()
             has_space = sum(map(len, self._loop.runners.values())) < self._setup.config.batch
-            return perf_counter() >= until or (more and not self._prompts.waiting and has_space)
+            return perf_counter() >= until or (more and not self._waiting and has_space)
 
         offset = -1
-        for event in self._loop.until_idle(self._prompts, pause):
+        for event in self._loop.until_idle(self._take_prompts(), pause):
             if isinstance(event, PromptReceived):
                 offset = event.offset
             elif isinstance(event, PromptRejected):
@@ -191,6 +176,10 @@ class DecodeWorker:
             else:
                 self._run.events.take([event])
         return self._take_report(), self._connection.take_completed()
+
+    def _take_prompts(self) -> Iterator[PromptReceived]:
+        while self._waiting:
+            yield self._waiting.popleft()
 
     def finish(self) -> WorkerReport:
         """Commit the completed prompts and end. Sequences in flight were never logged."""

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from store.errors import QueryError
 from store.object_store.mirror import local_copy
-from store.query.log_reader import VIEWS, LogReader, Rederivation, recipes
+from store.query.log_reader import VIEWS, LogReader, recipes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,20 +31,16 @@ def open_log(run: Run | Sequence[Run], *, skip_damaged: bool = False) -> "Log":
     return Log([local_copy(Path(one)) for one in runs], skip_damaged=skip_damaged)
 
 
-class Log:
+class Log(LogReader):
     """The committed log of some runs as it was when it was opened; read-only. A context manager; use it on one thread.
 
     The views are listed by `tables`; `docs/log.md` describes their columns. The first column of each is `run`.
     """
 
-    def __init__(self, folders: Sequence[Path], *, skip_damaged: bool = False) -> None:
-        self._open: LogReader | None = LogReader(folders, skip_damaged=skip_damaged)
-        self.damaged: tuple[Path, ...] = tuple(self._open.damaged)  # files that were left out
-
     @property
     def tables(self) -> dict[str, dict[str, str]]:
         """Every view, with the SQL type of each of its columns."""
-        return {view: dict(self._reader.columns(view)) for view in VIEWS}
+        return {view: dict(self.columns(view)) for view in VIEWS}
 
     @property
     def recipes(self) -> Mapping[str, str]:
@@ -63,36 +59,10 @@ class Log:
         Raises:
             QueryError: any other statement, one that DuckDB refuses, too much time or memory, or the log is closed.
         """
-        return self._reader.select(query, rows, seconds)
+        return self.select(query, rows, seconds)
 
     def table(self, name: str) -> "pa.Table":
         """All rows of a view, such as `decisions`. Raises QueryError for an unknown one."""
         if name not in VIEWS:
             raise QueryError(f"a table of the log must be one of {', '.join(VIEWS)}; got {name!r}")
         return self.sql(f'SELECT * FROM "{name}"')
-
-    def recipe(self, name: str, *, rows: int | None = None) -> "pa.Table":
-        """The rows of a named query, at most so many. Raises QueryError for an unknown one."""
-        return self._reader.recipe(name, rows)
-
-    def check(self) -> Rederivation:
-        """Derive every judged decision again from its own row, and count all of them again, as `omnidraft check`."""
-        return self._reader.check()
-
-    def close(self) -> None:
-        """Free the connection. Calling it again does nothing."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    @property
-    def _reader(self) -> LogReader:
-        if self._open is None:
-            raise QueryError("a log must be open to be read, but this one is closed; open it again with open_log")
-        return self._open
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from stages.engine.models.huggingface import load_causal_model, load_tokenizer, 
 from store.errors import OmnidraftError
 from store.registry.registered_version import VersionDetails, find_lineage
 from store.registry.registry import fetch_version, list_versions, show_version
-from store.registry.version_folder import MANIFEST, VersionManifest
+from store.registry.version_folder import MANIFEST
 
 OWN_FOLDER = "omnidraft"  # vLLM loads every safetensors file next to the model as a part of it
 DRAFT_LENGTH = 5
@@ -60,8 +59,8 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
                 if (version / file).is_file():
                     shutil.copyfile(version / file, own / file)
             licence = _read_licence(details.manifest["drafter"], uri, Path(scratch) / "source")
-            card = VersionCard(details, lineage, free.name, DRAFT_LENGTH, parameters, licence)
-            (part / "README.md").write_text(card.to_markdown(), encoding="utf-8")
+            card = make_card(details, lineage, free.name, parameters, licence)
+            (part / "README.md").write_text(card, encoding="utf-8")
             part.replace(free)
     return into
 
@@ -97,76 +96,73 @@ def _read_licence(drafter: str, uri: str, scratch: Path) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
-class VersionCard:
-    """The contents of a model card."""
+def make_card(
+    details: VersionDetails, lineage: Sequence[int], folder: str, parameters: int, licence: str | None = None
+) -> str:
+    """Return a model card. Texts from the registry are in code or tables, each on one line.
 
-    details: VersionDetails
-    lineage: Sequence[int]  # numbers from the version back to its baseline
-    folder: str  # its name
-    length: int  # of drafts, in pieces
-    parameters: int  # of the drafter
-    licence: str | None  # of the run's first drafter; None if its card names none
+    Args:
+        lineage: numbers from the version back to its baseline.
+        folder: name of the drafter's folder.
+        parameters: of the drafter.
+        licence: of the run's first drafter; None if its card names none.
+    """
+    manifest, number = details.manifest, details.summary.number
+    target, name = manifest["target"], manifest["name"]
+    engines = ENGINES.format(
+        model=target if re.fullmatch(HUB, target) else "TARGET",
+        target=target if re.fullmatch(TARGET, target) else "TARGET",
+        folder=folder if re.fullmatch(NAME, folder) else "DRAFTER",
+        length=DRAFT_LENGTH,
+        name=name if re.fullmatch(NAME, name) else "NAME",
+        number=number,
+    )
+    metrics = [(key, f"{value:.4g}") for key, value in sorted(details.metrics.items())]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            *([f"license: {json.dumps(_escape(licence))}"] if licence else []),
+            *("tags:", "- speculative-decoding", "- draft-model", "- omnidraft", "---", ""),
+            f"# {_escape(name)}, version {number}",
+            "",
+            f"A drafter for speculative decoding with the target `{_escape(target)}`, published by omnidraft "
+            "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
+            "target's distribution.",
+            "",
+            *_format_table("metric", "value", [*metrics, ("parameters", f"{parameters:,}")]),
+            *([PROBE, ""] if "acceptance" in details.metrics else []),
+            *_format_table("origin", "", _list_origin(details, lineage, licence)),
+            "`omnidraft/` holds what other engines do not read: `ngrams.parquet` (target tokens that are spelt by "
+            "several of the drafter's pieces: `pieces`, `token`, `count`), `head.safetensors` (the head that ends "
+            "drafts) and `manifest.json` (the sha256 of the version's files).",
+            "",
+            "## Use",
+            engines,
+        ]
+    )
 
-    def to_markdown(self) -> str:
-        """Return the whole card. Texts from the registry are in code or tables, each on one line."""
-        details, manifest = self.details, self.details.manifest
-        number, name = details.summary.number, manifest["name"]
-        target = manifest["target"]
-        engines = ENGINES.format(
-            model=target if re.fullmatch(HUB, target) else "TARGET",
-            target=target if re.fullmatch(TARGET, target) else "TARGET",
-            folder=self.folder if re.fullmatch(NAME, self.folder) else "DRAFTER",
-            length=self.length,
-            name=name if re.fullmatch(NAME, name) else "NAME",
-            number=number,
-        )
-        metrics = [(key, f"{value:.4g}") for key, value in sorted(self.details.metrics.items())]
-        return "\n".join(
-            [
-                *self._list_metadata(),
-                f"# {_escape(name)}, version {number}",
-                "",
-                f"A drafter for speculative decoding with the target `{_escape(target)}`, published by omnidraft "
-                "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
-                "target's distribution.",
-                "",
-                *_format_table("metric", "value", [*metrics, ("parameters", f"{self.parameters:,}")]),
-                *([PROBE, ""] if "acceptance" in self.details.metrics else []),
-                *_format_table("origin", "", self._list_origin(manifest)),
-                "`omnidraft/` holds what other engines do not read: `ngrams.parquet` (target tokens that are spelt by "
-                "several of the drafter's pieces: `pieces`, `token`, `count`), `head.safetensors` (the head that ends "
-                "drafts) and `manifest.json` (the sha256 of the version's files).",
-                "",
-                "## Use",
-                engines,
-            ]
-        )
 
-    def _list_metadata(self) -> list[str]:
-        licence = [f"license: {json.dumps(_escape(self.licence))}"] if self.licence else []
-        tags = ["tags:", "- speculative-decoding", "- draft-model", "- omnidraft"]
-        return ["---", "library_name: transformers", "pipeline_tag: text-generation", *licence, *tags, "---", ""]
-
-    def _list_origin(self, manifest: VersionManifest) -> list[tuple[str, str]]:
-        summary, params = self.details.summary, self.details.params
-        origin: Mapping[str, object] = {
-            "run": manifest["run"],
-            "stream offset": manifest["offset"],
-            "changed since its parent": summary.changes,
-            "prompts since its parent": self.details.tags.get("prompts"),
-            "responds to the": self.details.tags.get("drift"),
-            "published because of": summary.reason,
-            "published at": manifest["created_at"],
-            "began as": manifest["drafter"],
-            "loss": params.get("loss"),
-            "temperature": params.get("temperature"),
-            "lineage": " from ".join(map(str, self.lineage)),
-            "datasets": self.details.tags.get("datasets"),
-            "licence of the drafter": self.licence or "not named by its card",
-            "digest": manifest["digest"],
-        }
-        return [(name, str(value)) for name, value in origin.items() if value not in (None, "")]
+def _list_origin(details: VersionDetails, lineage: Sequence[int], licence: str | None) -> list[tuple[str, str]]:
+    summary, params, manifest = details.summary, details.params, details.manifest
+    origin: Mapping[str, object] = {
+        "run": manifest["run"],
+        "stream offset": manifest["offset"],
+        "changed since its parent": summary.changes,
+        "prompts since its parent": details.tags.get("prompts"),
+        "responds to the": details.tags.get("drift"),
+        "published because of": summary.reason,
+        "published at": manifest["created_at"],
+        "began as": manifest["drafter"],
+        "loss": params.get("loss"),
+        "temperature": params.get("temperature"),
+        "lineage": " from ".join(map(str, lineage)),
+        "datasets": details.tags.get("datasets"),
+        "licence of the drafter": licence or "not named by its card",
+        "digest": manifest["digest"],
+    }
+    return [(name, str(value)) for name, value in origin.items() if value not in (None, "")]
 
 
 def _format_table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> list[str]:

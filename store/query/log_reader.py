@@ -158,11 +158,12 @@ class LogReader:
                 self._require_undamaged()
             raise QueryError(_explain_error(query, error, seconds)) from error
 
-    def recipe(self, name: str, most: int | None = None) -> pa.Table:
+    def recipe(self, name: str, rows: int | None = None) -> pa.Table:
+        """Return the rows of a named query, at most so many. Raises QueryError for an unknown one."""
         known = recipes()
         if name not in known:
             raise QueryError(f"a recipe must be one of {', '.join(known)}; got {name!r}")
-        return self.select(known[name].sql, most)
+        return self.select(known[name].sql, rows)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         return [(row["column_name"], row["column_type"]) for row in self.select(f'DESCRIBE "{view}"').to_pylist()]
@@ -199,6 +200,7 @@ class LogReader:
         return pa.concat_tables(found)
 
     def close(self) -> None:
+        """Free the connection. Calling it again does nothing."""
         self._connection.close()
 
     def __enter__(self) -> Self:

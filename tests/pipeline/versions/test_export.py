@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.assembly.models import load_models
 from pipeline.versions import export as exporting
-from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_drafter, export_version
+from pipeline.versions.export import DRAFT_LENGTH, export_drafter, export_version, make_card
 from stages.engine.models.adapters import ADAPTER_FOLDER
 from stages.engine.models.huggingface import read_licence
 from store.errors import CorruptError, ModelError, UsageError
@@ -94,16 +94,16 @@ def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch
 HOSTILE = "x/y'; touch here #\"\n```\n# Danger"
 
 
-def make_card(published: Published, folder: str, **changes: str) -> str:
+def card_of(published: Published, folder: str, **changes: str) -> str:
     details = show_version(published.uri, MODEL, 1)
     manifest = {**details.manifest, **changes}
-    return VersionCard(replace(details, manifest=manifest), [1], folder, 5, 7, None).to_markdown()  # type: ignore[arg-type]
+    return make_card(replace(details, manifest=manifest), [1], folder, 7)  # type: ignore[arg-type]
 
 
 def test_no_code_of_the_card_is_a_manifest_s(published: Published):
-    harmless = make_card(published, "DRAFTER", target="TARGET", name="NAME")
+    harmless = card_of(published, "DRAFTER", target="TARGET", name="NAME")
     for target in (HOSTILE, "--config=x", "a/b; rm", "a\nb", "$(x)"):
-        card = make_card(published, "a $(b)", target=target, name=HOSTILE)
+        card = card_of(published, "a $(b)", target=target, name=HOSTILE)
         assert extract_code(card) == extract_code(harmless)
 
 
@@ -117,7 +117,7 @@ def test_no_code_of_the_card_is_a_manifest_s(published: Published):
     ],
 )
 def test_a_plain_name_is_in_the_card_s_code(published: Published, target: str, model: str, own: str):
-    card = make_card(published, "drafter", target=target)
+    card = card_of(published, "drafter", target=target)
     assert f'target_name, drafter_name = "{model}", "drafter"' in card
     assert f"omnidraft replay --target {own} --drafter models:/{MODEL}/1" in card
 
