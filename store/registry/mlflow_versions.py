@@ -19,22 +19,8 @@ from typing import TYPE_CHECKING
 from store.errors import CorruptError
 from store.events import VersionPublished
 from store.files import digest_of
-from store.registry.mlflow_client import (
-    IDENTITY,
-    KIND,
-    find_models,
-    find_or_create,
-    find_runs,
-)
-from store.registry.registered_version import (
-    MODEL_NOTE,
-    Lineage,
-    drafter_of_name,
-    metric_key,
-    part_of_name,
-    tags_of,
-    version_note,
-)
+from store.registry.mlflow_client import IDENTITY, KIND, find_models, find_or_create, find_runs
+from store.registry.registered_version import HIDDEN, MODEL_NOTE, drafter_of_name, metric_key, part_of_name
 from store.registry.run_description import RunDescription
 from store.registry.version_folder import MANIFEST, open_version
 
@@ -90,14 +76,9 @@ class Publication:
         self._name = f"{run.description.name} v{made.version}"
         self.ended = int(datetime.fromisoformat(manifest["created_at"]).timestamp() * 1000)  # milliseconds since 1970
         self._parent = parent = self._find_parent()
-        self._lineage = Lineage(
-            run.description.name,
-            drafter_of_name(manifest["drafter"]),
-            parent.number if parent and parent.name == self._model else None,
-            None if made.parent is None else min(parent.next if parent else 0, made.offset),
-            manifest["drift"],
-            ", ".join(name for name, _ in run.description.datasets),
-        )
+        self._drafter = drafter_of_name(manifest["drafter"])
+        # the first stream offset since its parent; None for the drafter as it was loaded
+        self._first = None if made.parent is None else min(parent.next if parent else 0, made.offset)
 
     def send(self) -> SentVersion:
         """Create everything in MLflow that does not exist yet."""
@@ -130,7 +111,7 @@ class Publication:
             IDENTITY: self._identity,
             "kind": "version",
             "mlflow.parentRunId": run.run_id,
-            "mlflow.note.content": version_note(made, self._lineage),
+            "mlflow.note.content": self._describe(),
         }
         began = self._parent.ended if self._parent and self._parent.ended else run.description.began
         found: Run = find_or_create(
@@ -191,8 +172,7 @@ class Publication:
 
         client = self._client
         mlflow.set_tracking_uri(client.tracking_uri)  # its SQLite registry looks logged models up there
-        tags = tags_of(self._made, self._lineage, self._manifest, digest_of(self._folder / MANIFEST))
-        note = version_note(self._made, self._lineage)
+        tags, note = self._make_tags(), self._describe()
         mine = f"name = '{self._model}' and run_id = '{run_id}'"
         version: ModelVersion = find_or_create(
             lambda: list(client.search_model_versions(mine, order_by=["version_number ASC"])),
@@ -207,7 +187,7 @@ class Publication:
 
     def _open_model(self) -> None:
         """Create the registered model, unless there is one of this pair; refuse that of another pair."""
-        target, drafter, name = self._made.target, self._lineage.drafter, self._model
+        target, drafter, name = self._made.target, self._drafter, self._model
         found = self._client.search_registered_models(f"name = '{name}'")
         if not found:
             tags = {KIND: "drafter", "target": target, "drafter": drafter}
@@ -219,6 +199,44 @@ class Publication:
                 f"the registered model {name} must hold one pair, {held[1]} for {held[0]}, got {drafter} for {target}; "
                 "choose another name with --set publish.name=NAME"
             )
+
+    def _make_tags(self) -> dict[str, str]:
+        """Return the tags of a registered version. Four are shown, since MLflow's table of versions has a line for
+        each.
+        """
+        made, manifest, description, parent = self._made, self._manifest, self._run.description, self._parent
+        metrics = manifest["metrics"]
+        shown: dict[str, object] = {
+            "run": description.name,
+            "reason": made.reason,
+            "changes": made.changes or None,
+            "probe": round(metrics["acceptance"], 4) if "acceptance" in metrics else None,
+        }
+        hidden: dict[str, object] = {
+            "version": made.version,
+            "parent": parent.number if parent and parent.name == self._model else None,
+            "target": made.target,
+            "drafter": self._drafter,
+            "prompts": None if self._first is None else f"{self._first}-{made.offset}",
+            "drift": manifest["drift"],
+            "acceptance": None if made.acceptance is None else round(made.acceptance, 4),
+            "offset": made.offset,
+            "datasets": ", ".join(name for name, _ in description.datasets),
+            "digest": made.digest,
+            "manifest": digest_of(self._folder / MANIFEST),
+            "created_at": manifest["created_at"],
+            "probe_low": metrics.get("acceptance_low"),
+            "probe_high": metrics.get("acceptance_high"),
+        }
+        tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
+        return {key: str(value) for key, value in tags.items() if value is not None}
+
+    def _describe(self) -> str:
+        """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
+        made, drift = self._made, self._manifest["drift"]
+        since = "" if self._first is None else f" since prompt {self._first}"
+        after = "" if drift is None else f", the first version after the {drift}"
+        return f"{made.reason} at prompt {made.offset}: {made.changes or 'changes unknown'}{since}{after}"
 
     def _move_alias(self, number: int) -> None:
         """Move the alias to this version, unless a newer one has it: a version can be sent late or again.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from store.errors import CorruptError, ModelError
-from store.events import VersionPublished
 from store.files import digest_of
 from store.registry.version_folder import MANIFEST, VersionManifest
 
@@ -46,18 +45,6 @@ class RegisteredVersion:
     drafter: str | None = None  # as it was loaded at the start of the lineage
     probe_interval: tuple[float, float] | None = None  # of 95%
     changes: str | None = None  # what differs from its parent, in words
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """The origin of a published version."""
-
-    run: str
-    drafter: str  # as it is named in the registered model, or as it was configured
-    parent: int | None  # number in the registry
-    first: int | None  # first stream offset since its parent; None for the drafter as it was loaded
-    drift: str | None
-    datasets: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +165,7 @@ def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None
 def from_tags(
     name: str, number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int
 ) -> RegisteredVersion:
-    """Build a version from the tags that `tags_of` writes. `created_ms`: when MLflow got it, since the epoch."""
+    """Build a version from the tags that `Publication` writes. `created_ms`: when MLflow got it, since the epoch."""
     tags = tag_values(tags)
     texts: dict[str, Any] = {key: tags.get(key) for key in _TEXTS}
     counts = {key: _number(tags, key, int) for key in ("version", "parent", "offset")}
@@ -216,40 +203,6 @@ def tag_values(tags: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(HIDDEN): value for key, value in tags.items()}
 
 
-def tags_of(
-    event: VersionPublished, lineage: Lineage, manifest: VersionManifest, manifest_digest: str | None
-) -> dict[str, str]:
-    """Return the tags of a registered version. Four are shown, since MLflow's table of versions has a line for each.
-
-    `manifest_digest`: the SHA-256 of its file.
-    """
-    probe = {end: manifest["metrics"].get(f"acceptance{end}") for end in ("", "_low", "_high")}
-    shown: dict[str, object] = {
-        "run": lineage.run,
-        "reason": event.reason,
-        "changes": event.changes or None,
-        "probe": None if probe[""] is None else round(probe[""], 4),
-    }
-    hidden: dict[str, object] = {
-        "version": event.version,
-        "parent": lineage.parent,
-        "target": event.target,
-        "drafter": lineage.drafter,
-        "prompts": None if lineage.first is None else f"{lineage.first}-{event.offset}",
-        "drift": lineage.drift,
-        "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
-        "offset": event.offset,
-        "datasets": lineage.datasets,
-        "digest": event.digest,
-        "manifest": manifest_digest,
-        "created_at": manifest["created_at"],
-        "probe_low": probe["_low"],
-        "probe_high": probe["_high"],
-    }
-    tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
-    return {key: str(value) for key, value in tags.items() if value is not None}
-
-
 def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
     """Return Markdown for the page of a run over these (name, source) pairs."""
     sources = ", then ".join(f"{dataset} (`{source}`)" for dataset, source in datasets)
@@ -259,10 +212,3 @@ def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
         " Among the artifacts, `acceptance.png` shows drifts and versions along the stream, `tokens.html` some"
         " completions token by token."
     )
-
-
-def version_note(made: VersionPublished, lineage: Lineage) -> str:
-    """Describe a version. The text begins with what distinguishes it: tables show about twenty characters of it."""
-    since = "" if lineage.first is None else f" since prompt {lineage.first}"
-    drift = "" if lineage.drift is None else f", the first version after the {lineage.drift}"
-    return f"{made.reason} at prompt {made.offset}: {made.changes or 'changes unknown'}{since}{drift}"
