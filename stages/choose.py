@@ -32,7 +32,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     Args:
         costs: costs of the models' passes: updated here, and predicting what is logged.
         labels_after_drift: how many tokens of the model's drafts are judged after a drift before trees are used again.
-        adapts: whether past blocks change what is chosen.
+        keeps: whether past blocks change what is chosen.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         model: bool = True,
         exploration: Exploration = NO_EXPLORATION,
         labels_after_drift: int = LABELS_AFTER_DRIFT,
-        adapts: bool = True,
+        keeps: bool = True,
     ) -> None:
-        self.memory, self._adapts = memory, adapts
+        self.memory, self._keeps = memory, keeps
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
         self._exploration, self._labels_after_drift = exploration, labels_after_drift
         decode.acceptance = chooser.measure_acceptance
@@ -114,7 +114,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
         Rows that entered after the drafts were made, as another engine's do, have nothing to compare.
         """
-        if not self._adapts:
+        if not self._keeps:
             return
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._choices]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt

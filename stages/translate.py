@@ -22,16 +22,16 @@ def cache_ngrams(cache: NgramCache, pieces: Spelling, emitted: Iterable[int]) ->
 
 
 class Translate(Stage[Draft, Proposal]):
-    """Drafts to proposals; between blocks, updates the cache of n-grams if it `learns`. `divide` divides pieces into
+    """Drafts to proposals; between blocks, updates the cache of n-grams if it `keeps` any. `divide` divides pieces into
     tokens; by default `parse`, which verification can follow exactly.
     """
 
     selection: Selection | None = None  # chooses what of greedy drafts is verified; None: all of it
 
     def __init__(
-        self, trie: Trie, cache: NgramCache, pieces: Spelling, divide: Parse = parse, *, learns: bool = True
+        self, trie: Trie, cache: NgramCache, pieces: Spelling, divide: Parse = parse, *, keeps: bool = True
     ) -> None:
-        self.cache, self._learns = cache, learns
+        self.cache, self._keeps = cache, keeps
         self._trie, self._pieces, self._parse = trie, pieces, divide
 
     @property
@@ -54,5 +54,5 @@ class Translate(Stage[Draft, Proposal]):
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Insert the emitted tokens of several pieces into the cache: accepted, residual and bonus alike."""
-        for verdict in verdicts if self._learns else ():
+        for verdict in verdicts if self._keeps else ():
             cache_ngrams(self.cache, self._pieces, verdict.emitted)

@@ -93,7 +93,7 @@ def make_drafting(
     cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
-    translate = Translate(trie, cache, models.pair.pieces, mode.parse, learns=keeps)
+    translate = Translate(trie, cache, models.pair.pieces, mode.parse, keeps=keeps)
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
@@ -112,8 +112,18 @@ def make_drafting(
     translate.selection = decode.selection
     decode.reader, verify.reader = _make_readers(config.prompts, models, preamble, live=live)
     memory = _make_memory(draft, config.memory.budget_bytes, models, costs, keeps=keeps)
-    adapts = keeps or draft.costs == "tracked"
-    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed, adapts=adapts)
+    model = "model" in draft.sources
+    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
+    choose = ChooseDraft(
+        decode,
+        memory,
+        SourceChooser(costs, config.batch, may_rest=draft.pause),
+        costs,
+        model=model,
+        exploration=Exploration(draft.exploration, config.seed, actions),
+        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if head.came_trained else LABELS_AFTER_DRIFT,
+        keeps=keeps or draft.costs == "tracked",
+    )
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
@@ -196,23 +206,6 @@ def _make_memory(
     if saved is not None and saved.is_file():
         read_memory(saved, memory, models.pair.digest)
     return memory
-
-
-def _make_chooser(
-    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int, *, adapts: bool
-) -> ChooseDraft:
-    model = "model" in draft.sources
-    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
-    return ChooseDraft(
-        decode,
-        memory,
-        SourceChooser(costs, batch, may_rest=draft.pause),
-        costs,
-        model=model,
-        exploration=Exploration(draft.exploration, seed, actions),
-        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
-        adapts=adapts,
-    )
 
 
 def make_head(models: DrafterModels, seed: int) -> AcceptanceHead:
