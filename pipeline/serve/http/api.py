@@ -58,6 +58,7 @@ from store.errors import ConfigError
 
 Parser = Callable[[Mapping[str, object], Limits, SamplingParams], ParsedRequest]
 DEFAULTS = SamplingParams(temperature=TEMPERATURE)
+EVEN_SECONDS, EVEN_BYTES = 0.1, 2048  # of a stream that tells a listener on the network nothing of the blocks
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 REFERENCE = "#/components/schemas/{model}"
 
@@ -277,7 +278,7 @@ class _Completions:
         completion = make(request_id, decode_token, parsed, len(requests), seconds)
         self._active.add(stream)
         if parsed.body.stream:
-            return _EventStreamResponse(stream, completion, self._active)
+            return _EventStreamResponse(stream, completion, self._active, even=parsed.is_even)
         try:
             return await run_while_connected(request.receive, self._collect(stream, completion, client))
         finally:
@@ -349,8 +350,10 @@ class _Completions:
 
 
 class _EventStreamResponse(StreamingResponse):
-    def __init__(self, stream: ResponseStream, completion: CompletionResponse, active: ActiveRequests) -> None:
-        events = self._encode_events(stream, completion)
+    def __init__(
+        self, stream: ResponseStream, completion: CompletionResponse, active: ActiveRequests, *, even: bool
+    ) -> None:
+        events = self._encode_events(stream, completion, EVEN_SECONDS if even else 0.0)
         super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
         self._stream, self._active = stream, active
 
@@ -362,10 +365,16 @@ class _EventStreamResponse(StreamingResponse):
         finally:
             self._active.remove(self._stream)
 
-    async def _encode_events(self, stream: ResponseStream, completion: CompletionResponse) -> AsyncIterator[bytes]:
+    async def _encode_events(
+        self, stream: ResponseStream, completion: CompletionResponse, interval: float
+    ) -> AsyncIterator[bytes]:
         yield completion.encode_opening()
         try:
-            async for chunks in stream.read_chunks():
+            async for chunks in stream.read_chunks(interval):
+                if interval:
+                    data = b"".join(completion.encode_chunks(chunks))
+                    yield data + b":" + b" " * (-(len(data) + 3) % EVEN_BYTES) + b"\n\n"  # clients skip comments
+                    continue
                 for data in completion.encode_chunks(chunks):
                     yield data
                     await asyncio.sleep(0)  # lets other streams send between the events of a long one

@@ -90,7 +90,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """Options of a streamed response. `include_obfuscation` is ignored: chunks are never padded."""
+    """Options of a streamed response. With `include_obfuscation` it is sent at even intervals, filled up."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -231,6 +231,10 @@ class ParsedRequest:
     @property
     def is_chat(self) -> bool:
         return bool(self.messages)
+
+    @property
+    def is_even(self) -> bool:
+        return self.body.stream_options is not None and self.body.stream_options.include_obfuscation
 
     @property
     def include_usage(self) -> bool:

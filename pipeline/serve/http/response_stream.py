@@ -76,10 +76,16 @@ class ResponseStream:
         with suppress(RuntimeError):  # the event loop is closed: nobody waits for it
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, (choice, chunk))
 
-    async def read_chunks(self) -> AsyncIterator[list[ChoiceChunk]]:
-        """Yield all chunks that arrived since the last time, at least one, until every choice is finished."""
+    async def read_chunks(self, interval: float = 0.0) -> AsyncIterator[list[ChoiceChunk]]:
+        """Yield all chunks that arrived since the last time, at least one, until every choice is finished. With an
+        interval in seconds they are yielded that often, also if there is none.
+        """
+        due = self._loop.time()
         while self._cancel_functions:
-            arrived = [await self._chunks.get()]
+            due += interval
+            if interval:
+                await asyncio.sleep(due - self._loop.time())
+            arrived = [] if interval else [await self._chunks.get()]
             while not self._chunks.empty():
                 arrived.append(self._chunks.get_nowait())
             for choice, chunk in arrived:

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
@@ -238,6 +239,33 @@ def test_a_chat_stream(client: openai.OpenAI):
     assert "".join(part.choices[0].delta.content or "" for part in parts) == "user:hello"
     assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
     assert all(part.usage is None for part in parts)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/responses"])
+def test_a_stream_may_be_even(path: str):
+    """Every tenth of a second as many bytes, whether a block brought tokens or not."""
+    given = {
+        "/chat/completions": {"messages": HELLO},
+        "/completions": {"prompt": "hello"},
+        "/responses": {"input": "x"},
+    }
+    body = {"model": MODEL, "stream": True, "stream_options": {"include_obfuscation": True}, **given[path]}
+    with run_http_server(ScriptedEngine(pause=0.06)) as served, served.client() as client:
+        began, parts = time.monotonic(), list[bytes]()
+        with client._client.stream("POST", f"{served.url}/v1{path}", json=body) as response:
+            for part in response.iter_raw():
+                parts.append(part)
+                number = len(parts) - (path != "/completions")  # others begin with an event of their own
+                filled = part.endswith(b"  \n\n")
+                assert filled == (number > 0 and len(part) % 2048 == 0), part
+                assert not filled or time.monotonic() - began > 0.1 * number
+        assert sum(part.endswith(b"  \n\n") for part in parts) > 1
+        events = [line for line in b"".join(parts).split(b"\n") if line.startswith(b"data: {")]
+        plain = client._client.post(f"{served.url}/v1{path}", json={**body, "stream_options": {}}).text
+    ids = re.compile(r'"(id|item_id|created|created_at)": ?("[^"]*"|[0-9]+)')
+    assert [ids.sub("", one.decode()) for one in events] == [
+        ids.sub("", line) for line in plain.split("\n") if line.startswith("data: {")
+    ]
 
 
 def test_log_probabilities_of_a_completion(client: openai.OpenAI):
