@@ -6,7 +6,6 @@ Nothing is kept between requests: a client sends the whole conversation each tim
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -27,7 +26,7 @@ from pipeline.serve.http.openai_requests import (
 from pipeline.serve.http.openai_responses import CompletionResponse, Scored, encode_event, format_chat_logprobs
 from pipeline.serve.http.response_stream import ChoiceChunk
 from pipeline.serve.http.tool_calls import MAX_TOOLS, ToolCall
-from pipeline.serve.messages import Finish
+from pipeline.serve.messages import Chunk, Finish
 from pipeline.sources.conversations import add_item
 from stages.sampling.params import SamplingParams
 
@@ -35,8 +34,6 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 # Parameters of the chat that have another name here.
 CHAT_NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
 REPEATED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user", "reasoning", "text")
-
-Event = tuple[str, JsonObject]  # its type and the other fields but its number
 
 
 def _to_items(value: object) -> object:
@@ -69,12 +66,12 @@ def parse_response(body: Mapping[str, object], limits: Limits, defaults: Samplin
         raise unsupported_error("n", request.n, "1")
     chat = {name: value for name, value in body.items() if value is not None and name in ChatRequest.model_fields}
     first = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    chat |= {"messages": first + _read_input(request.input), "tools": [_nest(tool, "tools") for tool in request.tools]}
-    chat["tool_choice"] = _nest(request.tool_choice, "tool_choice")
+    chat |= {"messages": first + _read_input(request.input), "tools": [_nest(tool) for tool in request.tools]}
+    chat["tool_choice"] = _nest(request.tool_choice)
     if request.max_output_tokens is not None:
         chat["max_completion_tokens"] = request.max_output_tokens
     if text_format := request.text.get("format"):
-        chat["response_format"] = _nest_format(text_format)
+        chat["response_format"] = _nest(text_format)
     if LOGPROBS in request.include:
         chat["logprobs"] = True
     elif not request.top_logprobs:
@@ -89,19 +86,12 @@ def parse_response(body: Mapping[str, object], limits: Limits, defaults: Samplin
     return replace(parsed, shown=shown)
 
 
-def _nest(value: object, param: str) -> object:
-    """Return a tool, or the choice of one, in the form of chats. Raises `ApiError` for tools that are no functions."""
-    if isinstance(value, str):
+def _nest(value: object) -> object:
+    """Return a function, the choice of one, or a schema as chats have it: below its type, not beside it."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or kind not in ("function", "json_schema"):
         return value
-    if not isinstance(value, Mapping) or value.get("type") != "function":
-        raise wrong_value_error(param, "have the type 'function', the only one of this server", value)
-    return {"type": "function", "function": {key: one for key, one in value.items() if key != "type"}}
-
-
-def _nest_format(given: object) -> object:
-    if isinstance(given, Mapping) and given.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {key: one for key, one in given.items() if key != "type"}}
-    return given
+    return {"type": kind, kind: {key: one for key, one in value.items() if key != "type"}}
 
 
 def _rename(error: ApiError) -> ApiError:
@@ -123,140 +113,123 @@ def _read_input(given: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     return messages
 
 
-class _Output:
-    """The items of a response, and the events of their growth: one message, and calls, in the order of their begin."""
-
-    def __init__(self) -> None:
-        self.items: list[JsonObject] = []
-        self._message: JsonObject | None = None
-        self._place: JsonObject = {}  # of the message's text, in events
-        self._text, self._logprobs, self._unsent = "", list[JsonObject](), list[JsonObject]()
-
-    def add(self, content: str, calls: Sequence[ToolCall], logprobs: Sequence[JsonObject]) -> list[Event]:
-        """Add a part of the message and calls; log probabilities wait for the text that they belong to."""
-        events = list[Event]()
-        self._unsent += logprobs
-        if content:
-            events = [] if self._message else self._begin_message()
-            delta = {**self._place, "delta": content, "logprobs": self._unsent}
-            events.append(("response.output_text.delta", delta))
-            self._text, self._logprobs, self._unsent = self._text + content, self._logprobs + self._unsent, []
-        for call in calls:
-            events += self._add_call(call)
-        return events
-
-    def _begin_message(self) -> list[Event]:
-        self._message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
-        place = {"item_id": self._message["id"], "output_index": len(self.items)}
-        self._place = {**place, "content_index": 0}
-        self.items.append(self._message)
-        self._message |= {"status": "in_progress", "content": []}
-        added = {"output_index": place["output_index"], "item": dict(self._message)}
-        part = {**self._place, "part": self._make_part()}
-        return [("response.output_item.added", added), ("response.content_part.added", part)]
-
-    def _make_part(self) -> JsonObject:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
-
-    def _add_call(self, call: ToolCall) -> list[Event]:
-        chat: Any = call.describe()
-        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": chat["id"], "name": call.name}
-        index, place = {"output_index": len(self.items)}, {"item_id": item["id"], "output_index": len(self.items)}
-        done = {**item, "arguments": call.arguments, "status": "completed"}
-        self.items.append(done)
-        return [
-            ("response.output_item.added", {**index, "item": {**item, "arguments": "", "status": "in_progress"}}),
-            ("response.function_call_arguments.delta", {**place, "delta": call.arguments}),
-            ("response.function_call_arguments.done", {**place, "arguments": call.arguments, "name": call.name}),
-            ("response.output_item.done", {**index, "item": done}),
-        ]
-
-    def close(self, *, cut: bool) -> list[Event]:
-        """End the message; a response without any item gets an empty one."""
-        events = [] if self.items else self._begin_message()
-        if self._message is None:
-            return events
-        self._logprobs += self._unsent
-        part = self._make_part()
-        self._message |= {"status": "incomplete" if cut else "completed", "content": [part]}
-        done = {"output_index": self._place["output_index"], "item": self._message}
-        text = {**self._place, "text": self._text, "logprobs": self._logprobs}
-        return [
-            *events,
-            ("response.output_text.done", text),
-            ("response.content_part.done", {**self._place, "part": part}),
-            ("response.output_item.done", done),
-        ]
-
-
 class ResponseObject(CompletionResponse):
-    """A response of `/v1/responses`, whole or as a stream of typed events."""
+    """A response of `/v1/responses`, whole or as a stream of typed events. Its items are one message, and calls, in the
+    order of their begin.
+    """
 
-    _number = 0  # of the next event
-    _ended = False
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._items: list[dict[str, Any]] = []
+        self._content: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._place: dict[str, Any] = {}  # of the message's content in events; empty until it begins
+        self._scores: list[Any] = []  # log probabilities that wait for the text that they belong to
+        self._events, self._number = b"", 0  # encoded, not yet sent; number of the next
+
+    @override
+    def add_chunk(self, index: int, chunk: Chunk) -> list[Scored] | None:
+        scored = super().add_chunk(index, chunk)
+        found: Any = format_chat_logprobs(scored or (), self._bytes_of)
+        self._scores += found["content"]
+        content, calls = self._choices[index].calls.push(chunk.text, last=chunk.finish is not None)
+        if content:
+            self._begin_message()
+            self._add_event("output_text.delta", **self._place, delta=content, logprobs=self._scores)
+            self._content["text"] += content
+            self._content["logprobs"] += self._scores
+            self._scores = []
+        for call in calls:
+            self._add_call(call)
+        if chunk.finish is not None:
+            self._end_message()
+        return scored
 
     @override
     def format_whole(self) -> JsonObject:
-        (choice,) = self._choices
-        for place, text in enumerate(choice.text, start=1):
-            self._output.add(*choice.calls.push(text, last=place == len(choice.text)), [])
-        self._output.add("", [], self._format_logprobs(choice.scored))
-        self._output.close(cut=choice.finish is Finish.LENGTH)
-        self._ended = True
         return self._describe()
 
     @override
     def encode_opening(self) -> bytes:
-        begun: JsonObject = {"response": self._describe()}
-        return self._encode([("response.created", begun), ("response.in_progress", begun)])
+        self._add_event("created", response=self._describe())
+        return self._take_events("in_progress", response=self._describe())
 
     @override
     def encode_chunks(self, chunks: Iterable[ChoiceChunk]) -> Iterator[bytes]:
         for index, chunk in chunks:
-            scored = self.add_chunk(index, chunk)
-            parts = self._choices[index].calls.push(chunk.text, last=chunk.finish is not None)
-            yield self._encode(self._output.add(*parts, self._format_logprobs(scored)))
+            self.add_chunk(index, chunk)
+            yield self._take_events()
 
     @override
     def encode_closing(self) -> bytes:
-        cut = self._choices[0].finish is Finish.LENGTH
-        events, self._ended = self._output.close(cut=cut), True
-        kind = "response.incomplete" if cut else "response.completed"
-        return self._encode([*events, (kind, {"response": self._describe()})])
+        return self._take_events(self._status, response=self._describe())
 
-    @cached_property
-    def _output(self) -> _Output:
-        return _Output()
+    def _begin_message(self) -> None:
+        if self._place:
+            return
+        item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        self._place = {**self._add_item({**item, "status": "in_progress", "content": []}), "content_index": 0}
+        self._add_event("content_part.added", **self._place, part=self._content)
 
-    def _format_logprobs(self, scored: Sequence[Scored] | None) -> list[JsonObject]:
-        found: Any = format_chat_logprobs(scored or (), self._bytes_of)
-        return list(found["content"])
+    def _end_message(self) -> None:
+        if not self._items:  # a response has at least an empty one
+            self._begin_message()
+        if self._place:
+            self._content["logprobs"] += self._scores
+            done = {key: self._content[key] for key in ("text", "logprobs")}
+            self._add_event("output_text.done", **self._place, **done)
+            self._add_event("content_part.done", **self._place, part=self._content)
+            self._end_item(self._place["output_index"], status=self._status, content=[self._content])
 
-    def _encode(self, events: Iterable[Event]) -> bytes:
-        encoded = []
-        for kind, fields in events:
-            event = {"type": kind, "sequence_number": self._number, **fields}
-            encoded.append(b"event: " + kind.encode() + b"\n" + encode_event(event))
+    def _add_call(self, call: ToolCall) -> None:
+        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call.describe()["id"]}
+        place = self._add_item({**item, "name": call.name, "arguments": "", "status": "in_progress"})
+        self._add_event("function_call_arguments.delta", **place, delta=call.arguments)
+        self._add_event("function_call_arguments.done", **place, arguments=call.arguments, name=call.name)
+        self._end_item(place["output_index"], status="completed", arguments=call.arguments)
+
+    def _add_item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Begin an item. Returns its place in events."""
+        self._add_event("output_item.added", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return {"item_id": item["id"], "output_index": len(self._items) - 1}
+
+    def _end_item(self, index: int, **changed: object) -> None:
+        self._items[index] |= changed
+        self._add_event("output_item.done", output_index=index, item=self._items[index])
+
+    def _add_event(self, kind: str, **fields: object) -> None:
+        if self._parsed.body.stream:
+            event = {"type": f"response.{kind}", "sequence_number": self._number, **fields}
+            self._events += f"event: response.{kind}\n".encode() + encode_event(event)
             self._number += 1
-        return b"".join(encoded)
+
+    def _take_events(self, last: str | None = None, **fields: object) -> bytes:
+        if last:
+            self._add_event(last, **fields)
+        events, self._events = self._events, b""
+        return events
+
+    @property
+    def _status(self) -> str:
+        finish = self._choices[0].finish
+        return "in_progress" if finish is None else "incomplete" if finish is Finish.LENGTH else "completed"
 
     def _describe(self) -> JsonObject:
         """Return the response as it is so far, with the parameters that it repeats."""
-        cut = self._choices[0].finish is Finish.LENGTH
         return {
             "id": self._head["id"],
             "object": "response",
             "created_at": self._head["created"],
             "model": self._head["model"],
-            "status": ("incomplete" if cut else "completed") if self._ended else "in_progress",
+            "status": self._status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut and self._ended else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "previous_response_id": None,
             "parallel_tool_calls": True,
             "truncation": "disabled",
             **(self._parsed.shown or {}),
-            "output": list(self._output.items),
-            "usage": self._describe_usage() if self._ended else None,
+            "output": self._items,
+            "usage": None if self._status == "in_progress" else self._describe_usage(),
         }
 
     def _describe_usage(self) -> JsonObject:
