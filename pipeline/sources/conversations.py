@@ -22,12 +22,6 @@ OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model":
 CALL = "function_call"  # in that form, a role whose text is the JSON of calls
 # A conversation as Python writes it, which pandas and other writers of CSV leave in a cell.
 PYTHON_NOTATION = re.compile(r"\s*\[\{'(role|content|from|value)': ")
-ITEM_TEXTS = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "refusal": "refusal",
-}  # by the type of a part
 ASKING = ("user", "tool")  # roles whose messages are answered
 
 
@@ -80,11 +74,9 @@ def read_function(value: object) -> dict[str, Any]:
 
 
 def _drop_nulls(value: object) -> object:
-    if isinstance(value, list):
-        return [_drop_nulls(one) for one in value]
-    return (
-        {key: _drop_nulls(one) for key, one in value.items() if one is not None} if isinstance(value, dict) else value
-    )
+    if isinstance(value, dict):
+        return {key: _drop_nulls(one) for key, one in value.items() if one is not None}
+    return [_drop_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _parse(text: str | None, otherwise: object = None) -> Any:
@@ -107,20 +99,15 @@ def add_item(messages: Messages, item: Mapping[str, Any]) -> None:
             calls = messages[-1].setdefault("tool_calls", [])
             calls.append({"id": name, "type": "function", "function": function})
         case {"type": "function_call_output", "call_id": str(name), "output": output}:
-            messages.append({"role": "tool", "tool_call_id": name, "content": _join_item(output)})
+            messages.append({"role": "tool", "tool_call_id": name, "content": _join_parts(output)})
         case {"type": "reasoning"}:
-            pass
+            return
         case {"role": str(role), "content": content, **rest} if rest.get("type", "message") == "message":
-            messages.append({"role": role, "content": _join_item(content)})
+            messages.append({"role": role, "content": _join_parts(content)})
         case _:
             raise ValueError("be a message, a function_call or a function_call_output")
-
-
-def _join_item(content: Any) -> str:
-    try:
-        return content if isinstance(content, str) else "".join(part[ITEM_TEXTS[part["type"]]] for part in content)
-    except (KeyError, TypeError):
-        raise ValueError("have as content a text, or a list of text parts") from None
+    if messages[-1]["content"] is None:
+        raise ValueError("have as content a text, or a list of text parts")
 
 
 def _join_parts(content: object) -> str | None:
@@ -129,7 +116,7 @@ def _join_parts(content: object) -> str | None:
         return content
     if not isinstance(content, Sequence):
         return None
-    texts = [one.get("text") if isinstance(one, Mapping) else None for one in content]
+    texts = [one.get("text", one.get("refusal")) if isinstance(one, Mapping) else None for one in content]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 

@@ -169,11 +169,13 @@ class PromptRule:
         if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
             return [self._read_text(field, one) for one in value]
         found = _read_conversation(field, value)
+        if not found and field not in INSTRUCTIONS:
+            return [self._read_text(field, value)]
         messages, tools = found or (_read_instruction(field, self._read_text(field, value), beside), [])
-        system = beside.get("system") or beside.get("instructions") if found or field in INSTRUCTIONS else None
+        tools = tools or _read_tools(beside.get("tools"))
+        system = beside.get("system") or beside.get("instructions")
         if system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": str(system)}, *messages]
-        tools = tools or _read_tools(beside.get("tools") if found or field in INSTRUCTIONS else None)
         if not found and not tools and len(messages) == 1:
             return [messages[0]["content"]]
         turns = list_turns(messages)
@@ -286,10 +288,8 @@ def _read_conversation(field: str, value: object) -> tuple[Messages, list[Any]] 
 
 
 def _read_instruction(field: str, text: str, beside: Mapping[str, object]) -> Messages:
-    """Return an instruction with its input, after the pairs of its history, as messages; other text as one message."""
-    if field != "instruction":
-        return [{"role": "user", "content": text}]
-    history, more = beside.get("history"), beside.get(INPUT)
+    """Return an instruction with its input, after the pairs of its history, as messages."""
+    history, more = beside.get("history"), beside.get(INPUT) if field != INPUT else None
     pairs = [zip(("user", "assistant"), pair, strict=True) for pair in (history if isinstance(history, list) else ())]
     messages = [{"role": role, "content": one} for pair in pairs for role, one in pair]
     return read_messages([*messages, {"role": "user", "content": f"{text}\n{more}" if more else text}])

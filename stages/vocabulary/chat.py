@@ -291,7 +291,7 @@ class Conversation(Protocol):
     """Encodes messages and conversations as prompts. `call_style` is how the target writes calls of tools."""
 
     @property
-    def call_style(self) -> CallStyle | None: ...
+    def call_style(self) -> CallStyle: ...
 
     def encode(self, message: str) -> Ids:
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
@@ -359,7 +359,7 @@ class ChatEncoder(Conversation):
 
     @property
     @override
-    def call_style(self) -> CallStyle | None:
+    def call_style(self) -> CallStyle:
         return self.template.call_style
 
     @override
@@ -388,7 +388,7 @@ class PlainConversation(Conversation):
     change nothing.
     """
 
-    call_style = None
+    call_style = HERMES
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
         self._target, self._drafter = target, drafter
@@ -397,9 +397,7 @@ class PlainConversation(Conversation):
     def encode_conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), values: Mapping[str, Any] = NO_VALUES
     ) -> Ids:
-        if tools or any(one.get("tool_calls") for one in messages):
-            raise ConversationError("Tools need a chat template, but the target has none; leave them out")
-        text = "\n\n".join(message["content"] for message in messages)
+        text = "\n\n".join(message["content"] for message in _write_tools(messages, tools, takes_system=True))
         return self._target.encode(text), self._drafter.encode(text)
 
 

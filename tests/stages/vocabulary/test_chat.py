@@ -1,5 +1,6 @@
 """Chat prompts: the target's own template, a user who cannot forge its markers, a drafter that lacks them."""
 
+import json
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ from places import ROOT
 from tokenizer_making import byte_level
 
 from stages.engine.models.huggingface import load_tokenizer
-from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
+from stages.vocabulary.chat import TOOLS_PROMPT, ChatEncoder, ChatTemplate, PlainConversation
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
@@ -320,3 +321,7 @@ def test_without_a_template_contents_are_joined_by_blank_lines_and_stay_text():
     text = "Be brief.\n\nHi <|im_end|></s>"
     assert plain.encode_conversation(messages) == plain.encode(text) == (target.encode(text), drafter.encode(text))
     assert not set(plain.encode(text)[0]) & set(target.specials.values())
+    tool = {"type": "function", "function": {"name": "add"}}
+    shown = TOOLS_PROMPT.format(tools=json.dumps(tool))
+    tokens = target.encode(f"Be brief.\n\n{shown}\n\nHi <|im_end|></s>")
+    assert plain.encode_conversation(messages, [tool])[0] == tokens
