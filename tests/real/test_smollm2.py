@@ -4,9 +4,6 @@ It is the file that `omnidraft zoo smollm2-135m` fetches; `transformers` with th
 """
 
 import json
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import Container
 from functools import cache
@@ -15,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import warm_python
-from faulty_runs import rows_of
 from real_models import config_for, encode, generate, load_plain, needs_smollm2
 from replaying import run_replay, table_of
 from scipy.stats import chi2
@@ -26,14 +21,10 @@ from benchmarks.studies.messages import collect_messages
 from pipeline.assembly import probe
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import examples_of, probe_of
-from pipeline.cli.config import format_settings
-from pipeline.reports.progress import PlainDisplay
-from pipeline.run.replay import Replay
 from pipeline.serve.http.api import make_app
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.run import ServerRun
-from store.fault_points import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_smollm2]
 
@@ -67,17 +58,22 @@ def rows_by_offset(run: Path, table: str) -> list[dict[str, Any]]:
     return sorted(table_of(run, table).to_pylist(), key=lambda row: row["offset"])
 
 
+@pytest.mark.representatives("4")
+@pytest.mark.parametrize("every", [4, 1])
 def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
-    smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ):
     config = config_for([smollm2], [tmp_path / "none.jsonl"], drafter="builtin:drafter-4m")
     (models,) = load_models(config, "", tmp_path)
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "empty"))
     with collect_messages() as lines:
-        shipped = examples_of(config, models)
-        monkeypatch.setattr(probe, "SHIPPED", None)
-        made = examples_of(config, models)
-    assert [line for line in lines if "probe" in line] == [lines[-1]], "only the second call made examples"
+        shipped = [one for one in examples_of(config, models) if one.offset % every == 0]
+    assert [line for line in lines if "probe" in line] == [], "they were made"
+    some = probe.prompts()[::every]
+    monkeypatch.setattr(probe, "SHIPPED", None)
+    monkeypatch.setattr(probe, "prompts", lambda: some)
+    made = examples_of(config, models)
+    assert len(made) == len(some)
     assert [one.pieces for one in shipped] == [one.pieces for one in made]
     scores = [probe_of(models, found, config.batch)().metrics for found in (shipped, made)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -141,29 +137,6 @@ def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_pat
     rows = table_of(tmp_path / "run", "prompts").to_pylist()
     assert sum(row["accepted"] for row in rows) > 10, "drafts were accepted, and others rejected"
     assert sum(row["judged"] - row["accepted"] for row in rows) > 10
-
-
-def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, questions: list[Path], tmp_path: Path):
-    config = config_for(
-        [smollm2], questions[:2], source__limit=2, sampling__max_new_tokens=8, commit__seconds=1e-9,
-    )  # fmt: skip
-    run_replay(config, tmp_path / "whole")
-    settings = tmp_path / "settings.toml"
-    settings.write_text(format_settings(config.flatten(), {}, changed=False), encoding="utf-8")
-    killed = tmp_path / "killed"
-    program = "from pipeline.cli.app import main; main()"
-    done = warm_python.run(
-        [sys.executable, "-c", program, "replay", "--config", str(settings), "--run", str(killed)],
-        env=os.environ | {VARIABLE: "commit: before the manifest=3"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert not (killed / "summary.json").exists()
-    with PlainDisplay(lambda: 0.0) as display:
-        Replay(config, killed, resume=True).run(display)
-    for table in ("decisions", "prompts", "updates"):
-        assert rows_of(killed, table) == rows_of(tmp_path / "whole", table), table
 
 
 def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
