@@ -10,6 +10,7 @@ os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "0"  # seconds between attemp
 os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_JITTER"] = "0"
 os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
+import gc
 import logging
 import shutil
 from collections import defaultdict
@@ -57,7 +58,17 @@ LONGEST = (  # files that take longest begin first, so that no process is left w
 )
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WITH_RAY = ("cluster/test_ray_backend.py", "sources/test_ray_data.py", "contract/test_source_contract.py")
+# Files of these names are handed out as one, so that one process makes what they share: a cluster, finished runs.
+TOGETHER = {
+    "cluster/test_ray_backend.py": "ray",
+    "sources/test_ray_data.py": "ray",
+    "contract/test_source_contract.py": "ray",
+    "tests/faults/": "faults",
+    "tests/golden/": "golden",
+}
+
+
+gc.set_threshold(700, 10, 200)  # a look at all objects of all libraries takes half a second: rarely
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -67,13 +78,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out the files that use Ray as one, so that one cluster serves them."""
+    """Hand out files one by one, but some together."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "ray" if file.endswith(WITH_RAY) else file
+            return next((group for part, group in TOGETHER.items() if part in file), file)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
@@ -128,6 +139,14 @@ def _cache_of_this_session(pytestconfig: pytest.Config, tmp_path_factory: pytest
         patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
         yield
         compiled_code.store_compiled(cache)
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """`gc.collect` looks at what a test makes, and at nothing of what a million objects of libraries refer to."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,6 +76,7 @@ def test_learning_leaves_global_random_states_unchanged(make: Callable[[], Disti
     assert random.getstate() == before[2]
 
 
+@pytest.mark.usefixtures("small_heap")
 @every_learner
 def test_an_example_with_its_labels_is_released_after_learning(make: Callable[[], Distiller]):
     learner, example = make(), example_of(3)

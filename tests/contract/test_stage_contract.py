@@ -272,7 +272,7 @@ def test_a_stage_leaves_global_random_states_unchanged(bench: Bench):
     assert random.getstate() == before[2]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("small_heap")
 @every_stage
 def test_an_input_is_released_after_the_call(bench: Bench):
     stage, row = bench.make(), new_row(3)
@@ -285,7 +285,7 @@ def test_an_input_is_released_after_the_call(bench: Bench):
     assert [reference() for reference in references] == [None] * len(references)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("small_heap")
 @every_stage
 def test_a_row_is_freed_after_its_release(bench: Bench):
     stage, row, other = bench.make(), new_row(3), new_row(6)

@@ -18,9 +18,7 @@ from store.events import TokenDecision, Updated
 
 ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are run by hand
     "llama (rope llama3)",
-    "mistral (window)",
     "gemma2",
-    "gemma3_text",
     "gemma4_text",
     "phi3 (longrope)",
     "falcon (alibi)",
@@ -33,7 +31,7 @@ ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all ot
     "lfm2",
 }
 DRAFTERS = [name for name, one in ARCHITECTURES.items() if one.drafts]
-ALWAYS_DRAFTERS = {"llama", "gemma3_text", "mixtral", "qwen3_5_text"}
+ALWAYS_DRAFTERS = {"gemma3_text", "qwen3_5_text"}
 
 
 def _choose(names: list[str], always: set[str]) -> list[object]:

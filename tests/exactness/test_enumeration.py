@@ -181,7 +181,7 @@ class BrokenWorld(World):
         return super().draw(distribution, rng) if distribution.isfinite().all() else self.blind
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(15)
 @pytest.mark.parametrize("blind", range(4))
 @pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize(("value", "whole"), [(math.nan, True), (math.nan, False), (math.inf, True), (math.inf, False)])

@@ -21,11 +21,11 @@ from store.events import DraftSource, Event, Outcome, PromptReceived, TokenDecis
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTERS = ROOT.parent / "shared" / "models"  # next to the repository while the built-in models are being made
-PROMPTS, NEW_TOKENS = 32, 32
+PROMPTS, NEW_TOKENS = 16, 32
 LEARNING = {
     "learn__enabled": True,
     "learn__spacing": "fixed",
-    "learn__interval": 4,
+    "learn__interval": 2,
     "learn__rate": 2e-4,
 }
 ALWAYS = {"draft__pause": False, "draft__costs": "estimated"}  # the same on every machine
@@ -149,7 +149,7 @@ SAMPLED = {"sampling__temperature": 1.0, "sampling__max_new_tokens": 16}
 @pytest.mark.slow
 def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_path):
     config = config_of(batch=4, seed=5, **LEARNING, **SAMPLED)
-    chosen = prompts[18:30]
+    chosen = prompts[9:15]
     first, second = (decisions(run(config, chosen, tmp_path)[0]) for _ in range(2))
     assert first == second
     other = decisions(run(config.with_overrides({"seed": 6}), chosen, tmp_path)[0])
@@ -160,7 +160,7 @@ def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_
 @pytest.mark.parametrize("changes", [{"draft__max_draft": 0}, {"draft__mode": "match"}])
 def test_sampled_tokens_are_among_those_that_the_transform_keeps(changes: dict[str, Any], prompts, tmp_path):
     config = config_of(seed=3, sampling__top_k=2, learn__enabled=False, **changes, **SAMPLED)
-    chosen = prompts[20:24]
+    chosen = prompts[10:14]
     events, models = run(config, chosen, tmp_path)
     for prompt in chosen:
         tokens, emitted = models.target_vocabulary.encode(prompt.text), completions(events)[prompt.offset]

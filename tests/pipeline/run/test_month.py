@@ -139,7 +139,7 @@ def require_flat(month: Month, prompts: int) -> None:
 @pytest.mark.parametrize(
     ("prompts", "day"),
     [
-        (2_000, 500),
+        (1_200, 300),
         pytest.param(100_000, 1_000, marks=[pytest.mark.sweep, pytest.mark.timeout(3600)]),
     ],
 )

@@ -189,6 +189,7 @@ def test_rows_of_a_checkpoint_continue_with_the_same_trees(budget: int):
         assert all(map(np.array_equal, memory.table.arrays, restored.table.arrays))
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_nothing_of_a_row_is_kept_after_its_release():
     memory = new_memory()
     (row,) = admit(memory, row_of([1, 2, 1, 2]))

@@ -179,11 +179,11 @@ def test_a_model_takes_about_what_is_estimated(kind: str, folder: Path, tmp_path
     if kind == "gguf":
         small, sizes = tmp_path / "small.gguf", {"width": 1024, "inner": 4096, "heads": 8, "key_heads": 2}
         write_shape(replace(SHAPES["qwen2.5-7b"], layers=3, vocabulary=400, **sizes), small)
-        write_shape(replace(SHAPES["qwen2.5-7b"], layers=8, vocabulary=64000, **sizes), large)
+        write_shape(replace(SHAPES["qwen2.5-7b"], layers=4, vocabulary=32000, **sizes), large)
         mapped = large.stat().st_size
     else:
-        shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
-        model = huggingface.new_llama(0, vocab_size=16000, **shape)
+        shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+        model = huggingface.new_llama(0, vocab_size=8000, **shape)
         recipes.save(large, model, AutoTokenizer.from_pretrained(folder))
         _, mapped = measure_files(large)
     command = [sys.executable, "-c", LOAD, str(small), str(large)]

@@ -2,7 +2,9 @@
 
 import re
 from array import array
+from collections.abc import Iterable
 from functools import cache, partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,13 +79,16 @@ def make_matrix(kind: str, input_bits: int) -> tuple[PackedMatrix, Tensor]:
 
 
 @cache
-def compile_kind(kind: ProductKind, features: Features) -> CompiledSteps:
-    return (EmulatedSteps if features in PROCESSORS else CompiledSteps)(SHAPE, frozenset({kind}))
+def compile_kinds(kinds: frozenset[ProductKind], features: Features) -> CompiledSteps:
+    return (EmulatedSteps if features in PROCESSORS else CompiledSteps)(SHAPE, kinds)
 
 
 def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     """Prepare rows and multiply them by two steps of a program, added to ones."""
-    steps = compile_kind(matrix.kind, Features.detect())
+    features = Features.detect()
+    together = kinds_of(ALWAYS.get(features) or chain(SOME, *ALWAYS.values()))
+    kinds = together if matrix.kind in together and features not in PROCESSORS else frozenset({matrix.kind})
+    steps = compile_kinds(kinds, features)
     (rows, size), outputs = x_NI.shape, torch.ones(len(x_NI), matrix.padded)
     inputs, sums = torch.full((rows, size), 7.0), torch.zeros(rows, size // GROUP, INPUT_SUMS)
     writer: Any = TableWriter(steps, None, SimpleNamespace(inputs=inputs, input_sums=sums))
@@ -110,10 +115,19 @@ def round_inputs(x_NI: Tensor, bits: int) -> Tensor:
 
 KINDS = (*CODE_TYPES, *NUMBER_BITS)
 BITS = (FLOAT_BITS, *LARGEST_CODES)
-SOME = [f"{kind}-{BITS[(number + 1) % len(BITS)]}" for number, kind in enumerate(KINDS)]
+SOME = [(kind, BITS[(number + 1) % len(BITS)]) for number, kind in enumerate(KINDS)] + [("Q4_K", 16)]
+PLAIN, DOTS = Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256, tables=256)
+ALWAYS = {  # by the features of another processor: what is always tested, and so compiled together
+    PLAIN: [("Q4_0", 16), ("IQ4_XS", 16), ("MXFP4", 16), ("Q6_K", 8)],
+    DOTS: [("Q4_K", 16), ("IQ4_XS", 16), ("GROUPS8", 8)],
+}
 
 
-@pytest.mark.representatives(*SOME, "Q4_K-16")
+def kinds_of(cases: Iterable[tuple[str, int]]) -> frozenset[ProductKind]:
+    return frozenset(ProductKind(kind, FLOAT_BITS if kind in NUMBER_BITS else bits) for kind, bits in cases)
+
+
+@pytest.mark.representatives(*(f"{kind}-{bits}" for kind, bits in SOME))
 @pytest.mark.parametrize("input_bits", BITS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_its_matrix_and_a_row_has_the_same_bits_among_any_others(kind: str, input_bits: int):
@@ -133,12 +147,10 @@ def test_a_product_is_that_of_its_matrix_and_a_row_has_the_same_bits_among_any_o
         assert torch.equal(multiply(matrix, x_NI[-rows:].contiguous()), found_NO[-rows:])
 
 
-NARROW = [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256, tables=256)]
-OTHERS = ("Q4_0-features0", "Q4_K-features1", "IQ4_XS-features0", "IQ4_XS-features1", "MXFP4-features0")
-
-
-@pytest.mark.representatives(*(f"16-{case}" for case in OTHERS), "8-Q6_K-features0", "8-GROUPS8-features1")
-@pytest.mark.parametrize("features", NARROW)
+@pytest.mark.representatives(
+    *(f"{bits}-{kind}-features{place}" for place, cases in enumerate(ALWAYS.values()) for kind, bits in cases)
+)
+@pytest.mark.parametrize("features", ALWAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("input_bits", list(LARGEST_CODES))
 def test_other_processors_have_other_instructions_for_the_same_numbers(
