@@ -101,7 +101,7 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
     events, _ = run(config_of(batch=batch, **LEARNING), prompts, tmp_path)
     assert completions(events) == plain
     served = [event for event in events if isinstance(event, Updated) and event.part == "drafter" and event.served]
-    assert len(served) > 3, "the weights must have changed during the run"
+    assert len(served) > 1, "the weights must have changed during the run"
     accepted = sum(event.outcome == "accepted" for event in decisions(events))
     assert accepted > PROMPTS, "drafts must have been accepted"
 

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
+from math import ceil, isfinite
 from typing import TypeVar
 
 import numpy as np
@@ -50,25 +52,26 @@ class EnumeratingRandomSource:
         """The middle of the chosen outcome's cell."""
         if isinstance(distribution, Remainder):
             distribution = distribution.to_tensor()
-        weights = torch.as_tensor(distribution, dtype=torch.float64).numpy()
-        if not np.isfinite(weights).all():
+        # Lists are faster than arrays for so few numbers.
+        weights = distribution.tolist() if isinstance(distribution, Tensor) else list(map(float, distribution))
+        if not all(map(isfinite, weights)):
             return 0.5  # no distribution: whatever is drawn, nothing may depend on it
-        edges = np.concatenate([[0.0], weights.cumsum()]) / weights.sum()
+        edges = [edge / sum(weights) for edge in accumulate(weights, initial=0.0)]
         if tested := self._rounded and not isinstance(distribution, Tensor):
-            edges = np.ceil(edges * GRID - 1e-6) / GRID  # a cell has the numbers of the grid from edge to edge
-        widths = np.diff(edges)
-        possible = np.flatnonzero(self.weight * widths > NEGLIGIBLE)
-        assert self._rounded or widths[possible].min() > NARROWEST, (
+            edges = [ceil(edge * GRID - 1e-6) / GRID for edge in edges]  # a cell's numbers on the grid: edge to edge
+        widths = [after - before for before, after in pairwise(edges)]
+        possible = [place for place, width in enumerate(widths) if self.weight * width > NEGLIGIBLE]
+        assert self._rounded or min(widths[place] for place in possible) > NARROWEST, (
             f"this distribution has a cell too narrow to be hit: {distribution}"
         )
         if self._decided == len(self.choices):
-            first, *others = possible.tolist()
+            first, *others = possible
             self.untried += [(*self.choices, other) for other in others]
             self.choices += (first,)
         chosen = self.choices[self._decided]
         self._decided += 1
-        self.weight *= float(widths[chosen])
-        return float(edges[chosen] if tested else (edges[chosen] + edges[chosen + 1]) / 2)
+        self.weight *= widths[chosen]
+        return edges[chosen] if tested else (edges[chosen] + edges[chosen + 1]) / 2
 
 
 def every_outcome(run: Callable[[RandomSource], Result], *, rounded: bool = False) -> Iterator[tuple[float, Result]]:

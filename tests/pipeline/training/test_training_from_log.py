@@ -56,31 +56,30 @@ def online(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("logits", [1, 1 << 25])
 def test_the_examples_of_a_log_are_those_of_decoding(
     online: tuple[Path, dict[int, TrainingExample]],
     models: Models,
     tiny_pair: TinyPair,
     monkeypatch: pytest.MonkeyPatch,
-    logits: int,
 ):
-    monkeypatch.setattr(teacher_forcing, "MAX_LOGITS", logits)  # one token at a time, and whole texts
     folder, seen = online
     texts, shared, left_out = encode_texts(models, [read_run_texts(folder)])
     assert (len(texts), shared, left_out) == (20, 20, {})
     config = config_of(tiny_pair, **SETTINGS)
     teacher = make_teacher(models, config.sampling.temperature)
     forcing = TeacherForcing(models.target, models.name, teacher, models.pair.context)
-    found = {example.offset: example for example in forcing.make_examples(texts)}
-    assert found.keys() == seen.keys()
-    for offset, decoded in seen.items():
-        example = found[offset]
-        assert example.pieces == decoded.pieces
-        assert set(decoded.ngram_positions) <= set(example.ngram_positions)
-        ours, theirs = example.soft_targets, decoded.soft_targets
-        for name in ("positions", "levels"):
-            assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
-        np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-5)
+    for logits in (1, 1 << 25):  # one token at a time, and whole texts
+        monkeypatch.setattr(teacher_forcing, "MAX_LOGITS", logits)
+        found = {example.offset: example for example in forcing.make_examples(texts)}
+        assert found.keys() == seen.keys()
+        for offset, decoded in seen.items():
+            example = found[offset]
+            assert example.pieces == decoded.pieces
+            assert set(decoded.ngram_positions) <= set(example.ngram_positions)
+            ours, theirs = example.soft_targets, decoded.soft_targets
+            for name in ("positions", "levels"):
+                assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+            np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-5)
 
 
 @pytest.mark.slow
