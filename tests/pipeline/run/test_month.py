@@ -135,6 +135,7 @@ def require_flat(month: Month, prompts: int) -> None:
     assert max(month.artifacts) <= 1.1 * month.artifacts[0], month.artifacts
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self to read memory and open files from")
 @pytest.mark.parametrize(
     ("prompts", "day"),
