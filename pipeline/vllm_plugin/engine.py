@@ -143,16 +143,20 @@ def make_copying_parts(facts: EngineFacts) -> DraftingParts:
 def build_drafter(
     settings: PluginSettings,
     facts: EngineFacts,
-    costs: CostModel,
-    parts: DraftingParts,
-    recorder: Recorder,
-    learner: Learner,
     take: Callable[[Iterable[Event]], None],
+    costs: CostModel | None = None,
+    parts: DraftingParts | None = None,
+    recorder: Recorder | None = None,
+    learner: Learner | None = None,
     accepts_examples: Callable[[], bool] = lambda: False,
     decode_text: Callable[[list[int]], str] = lambda tokens: "",
     clock: Clock | None = None,
 ) -> EngineDrafter:
-    """Build what drafts. `accepts_examples` and `decode_text` are as of `PromptMaker`."""
+    """Build what drafts, by default without a drafter model and a run. `accepts_examples` and `decode_text` are as of
+    `PromptMaker`.
+    """
+    costs, parts = costs or make_costs(settings), parts or make_copying_parts(facts)
+    recorder, learner = recorder or make_textless_recorder(facts.model), learner or NothingLearned()
     memory = TextMemory(
         costs,
         TreeLimits(nodes=facts.most, width=1, depth=facts.most),  # vLLM verifies chains

@@ -21,16 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.vllm_plugin.engine import (
-    EngineFacts,
-    NothingLearned,
-    PluginEngine,
-    build_drafter,
-    count_event,
-    make_copying_parts,
-    make_costs,
-    make_textless_recorder,
-)
+from pipeline.vllm_plugin.engine import EngineFacts, PluginEngine, build_drafter, count_event
 from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings, read_settings
 from store.errors import UsageError
@@ -170,8 +161,7 @@ def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
         for event in events:
             count_event(facts.served, event)
 
-    costs, parts, recorder = make_costs(settings), make_copying_parts(facts), make_textless_recorder(facts.model)
-    return PluginEngine(build_drafter(settings, facts, costs, parts, recorder, NothingLearned(), take))
+    return PluginEngine(build_drafter(settings, facts, take))
 
 
 def find_run(run: Path | None, parallel: Any) -> Path | None:

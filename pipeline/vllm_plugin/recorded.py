@@ -137,11 +137,11 @@ class _Builder:
         drafter = build_drafter(
             settings,
             facts,
+            self._take,
             costs,
             parts,
             recorder,
             learner,
-            self._take,
             lambda: self._learning is not None and self._learning.accepts_examples,
             decode,
             clock,

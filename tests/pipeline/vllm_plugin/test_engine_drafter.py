@@ -8,9 +8,8 @@ import pytest
 from fake_vllm import END
 
 from pipeline.loop import Clock
-from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
-from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
+from pipeline.vllm_plugin.engine import EngineFacts, build_drafter
 from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
@@ -31,9 +30,7 @@ def make_drafter(
     """A drafter without a model, over a target of 40 tokens."""
     chosen = PluginSettings.model_validate({"pass_costs": FREE, "memory_bytes": 1 << 16} | settings)
     facts = EngineFacts("target", "target", 40, longest, most, 16, frozenset({END}))
-    recorder = Recorder("target", lambda token: None, lambda tokens: "", text=False)
-    parts = make_copying_parts(facts)
-    return build_drafter(chosen, facts, make_costs(chosen), parts, recorder, NothingLearned(), take, clock=Clock(clock))
+    return build_drafter(chosen, facts, take, clock=Clock(clock))
 
 
 def memory_of(drafter: EngineDrafter) -> TextMemory:
