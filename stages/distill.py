@@ -53,7 +53,7 @@ class Distiller:
         return ()
 
     def learn_idle(self) -> tuple[Updated, ...]:
-        """Learn what waits for an update, now that time has become free; return the updates."""
+        """Learn what waits for an update, if one is due now that time has become free; return the updates."""
         return ()
 
     def reset_head(self) -> tuple[Updated, ...]:
@@ -121,9 +121,11 @@ class Distill(Distiller):
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.head.observe(example.labels)
         without_tensors = replace(example, labels=())
-        updated = self._add_head_version(self.drafter.learn(without_tensors)) if example.soft_targets else ()
+        updated = self._add_head_version(self.drafter.add(without_tensors)) if example.soft_targets else ()
         lessons = self.drafter.take_labels(example.target)
-        return (*updated, *self._head_step(example, lessons)) if example.labels or lessons else updated
+        steps = self._head_step(example, lessons) if example.labels or lessons else ()
+        # Last: a step of the head takes ten times as long while an update has one of two cores.
+        return (*updated, *steps, *self.learn_idle()) if example.soft_targets else steps
 
     @override
     def learn_idle(self) -> tuple[Updated, ...]:

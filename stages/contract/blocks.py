@@ -339,6 +339,7 @@ class TrainingExample:
     judged: int = 0  # number of proposed tokens that were judged
     states: Numbers | None = None  # the target's reduced hidden state at each emitted token, int8 (tokens, S), or None
     scope: int = 0  # whose text it is, as that of its sequence
+    copied: int = 0  # number of emitted tokens of blocks whose draft was copied
 
     @property
     def supervised_tokens(self) -> int:

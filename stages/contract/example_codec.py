@@ -1,8 +1,8 @@
 """Encode training examples as flat arrays of numbers, without their labels.
 
-Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, a 0; every list is preceded by its
-length. Soft targets have a header, their sizes and their arrays; an example without them has a 0. States come last:
-their shape and their bytes, four to an integer.
+Integers of an example: offset, judged, copied, pieces, positions of n-grams, soft targets, a 0; every list is preceded
+by its length. Soft targets have a header, their sizes and their arrays; an example without them has a 0. States come
+last: their shape and their bytes, four to an integer.
 
 Floats: the probabilities of the soft targets.
 """
@@ -38,7 +38,7 @@ _coded: "WeakKeyDictionary[TrainingExample, Coded]" = WeakKeyDictionary()
 def _encode(example: TrainingExample) -> Coded:
     found = _coded.get(example)
     if found is None:
-        integers: list[Part] = [(example.offset, example.judged)]
+        integers: list[Part] = [(example.offset, example.judged, example.copied)]
         floats: list[Part] = []
         _append_list(integers, example.pieces)
         _append_list(integers, example.ngram_positions)
@@ -108,7 +108,7 @@ class ExampleReader:
     def read(self, entry: IndexEntry) -> TrainingExample:
         """Decode the next example, given its entry of the index."""
         target, has_states, scope = entry
-        offset, judged = self._integer(), self._integer()
+        offset, judged, copied = self._integer(), self._integer(), self._integer()
         pieces, ngram_positions = self._list(), self._list()
         soft_targets = self._soft_targets() if self._integer() else None
         self._take(len(NO_MORE))
@@ -117,7 +117,7 @@ class ExampleReader:
             tokens, size = self._integer(), self._integer()
             numbers = self._take((tokens * size + 3) // 4).astype(np.int32)
             states = np.frombuffer(numbers.tobytes(), np.int8, tokens * size).reshape(tokens, size)
-        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, states, scope)
+        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, states, scope, copied)
 
     def _take(self, count: int) -> Numbers:
         self._next += count

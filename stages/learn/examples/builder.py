@@ -95,6 +95,7 @@ class ExampleBuilder:
     labels: list[AcceptanceLabel] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0
+    copied: int = 0
     states: list[Numbers] = field(default_factory=list)
 
     def add_verdict(self, verdict: Verdict) -> None:
@@ -104,6 +105,8 @@ class ExampleBuilder:
         self.ngram_positions += _ngram_positions(verdict)
         if verdict.proposal.draft.source is DraftSource.MODEL:  # the drafter's gain is measured on its own drafts
             self.judged += verdict.judged
+        else:
+            self.copied += len(verdict.emitted)
         if verdict.states is not None:
             self.states.append(verdict.states.numpy())
 
@@ -118,6 +121,7 @@ class ExampleBuilder:
             self.judged,
             np.concatenate(self.states) if self.states else None,
             row.scope,
+            self.copied,
         )
 
     def state_dict(self, row: SequenceState) -> State:
@@ -135,4 +139,4 @@ class ExampleBuilder:
         labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
         soft_targets: list[TopTokens | TopLogits] = [example.soft_targets] if example.soft_targets else []
         states = [] if example.states is None else [example.states]
-        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, states)
+        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, example.copied, states)

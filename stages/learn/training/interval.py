@@ -29,8 +29,8 @@ class UpdateInterval:
         return prompts >= self.interval
 
     def observe_update(self, step: Step, tokens: int, prompts: int) -> None:
-        """Adjust the interval after an update, given the tokens emitted and the prompts completed since the previous
-        one.
+        """Adjust the interval after an update, given the prompts completed since the previous one, and the tokens
+        emitted in blocks without a copied draft.
         """
 
     def restart(self) -> None:
@@ -49,13 +49,14 @@ class BreakEvenInterval(UpdateInterval):
     Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
     update that raises the expected acceptance by g saves g passes of the batch per emitted token during the horizon: as
     many prompts as are left, or as there were so far since the last drift, whichever are more, at most `horizon`. Of a
-    stream of unknown length only the latter count: a short one must not pay for a long one.
+    stream of unknown length only the latter count: a short one must not pay for a long one. Tokens of blocks whose
+    draft was copied do not count: there the model drafts little, however good it becomes.
 
     Until an update gains, the next one waits until the last one took at most `UNPROVEN` of the time, and where updates
     gain nothing, `EXPLORED`; after a drift, and at the beginning, the first one waits for nothing.
 
-    What counts is the acceptance at every token that the target emits, whatever drafted it. If the drafter's own drafts
-    counted, one of low acceptance would hardly be used, so hardly be trained, and would stay low.
+    The gain is that of the acceptance at every token that the target emits, whatever drafted it. If the drafter's own
+    drafts counted, one of low acceptance would hardly be used, so hardly be trained, and would stay low.
 
     Args:
         piece_cost: cost of one piece in one gradient step, in target passes.

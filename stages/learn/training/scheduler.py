@@ -74,7 +74,7 @@ class _PendingUpdate:
     last: TrainingExample  # the newest example that it trains on
     # judged, tokens, prompts: since the previous update
     judged: int
-    tokens: int
+    tokens: int  # that no copy brought
     prompts: int
     examples_left: int  # number of further examples until it is adopted
     waited: float  # seconds for which the loop was blocked by it
@@ -109,7 +109,7 @@ class UpdateScheduler:
         self._lag, self._worker, self._pace, self._most_sampled = lag, worker, pace or Pace(), sampled
         self._fresh: list[TrainingExample] = []
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
-        self._prompts = self._judged = self._tokens = 0
+        self._prompts = self._judged = self._tokens = self._copied = 0
         self._pending: _PendingUpdate | None = None
         self._lessons: dict[str, tuple[Tensor, Tensor]] = {}  # of the last update, until their targets take them
         self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
@@ -128,8 +128,8 @@ class UpdateScheduler:
         """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
         return is_sampled(offset, self._sampled)
 
-    def learn(self, example: TrainingExample) -> Updated | None:
-        """Adopt an update that is due, then add the example and submit an update if it completes the interval.
+    def add(self, example: TrainingExample) -> Updated | None:
+        """Adopt an update that is due, then add the example.
 
         Raises:
             Exception: the exception of the update, at the example that would have adopted it.
@@ -139,11 +139,11 @@ class UpdateScheduler:
             self._pending.examples_left -= 1
             updated = None if self._pending.examples_left else self.finish()
         self._add_example(example)
-        return self.update_if_due() or updated
+        return updated
 
     def update_if_due(self) -> Updated | None:
-        """Submit an update if one is due, as it may be when time has become free, and adopt it if that is at once.
-        Raises as `learn`.
+        """Submit an update if one is due, by the last example or as time has become free, and adopt it if that is at
+        once. Raises as `add`.
         """
         free = self._pace.is_free
         due = self._interval.is_due(self._tokens, self._prompts, free=free)
@@ -157,6 +157,7 @@ class UpdateScheduler:
         self._prompts += self._sampled
         self._judged += self._sampled * example.judged
         self._tokens += self._sampled * example.supervised_tokens
+        self._copied += self._sampled * example.copied
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:
@@ -176,9 +177,9 @@ class UpdateScheduler:
 
         result = self._worker.submit(attempt)
         waited = perf_counter() - started
-        counts = self._judged, self._tokens, self._prompts, self._lag
+        counts = self._judged, self._tokens - self._copied, self._prompts, self._lag
         self._pending = _PendingUpdate(result, fresh[-1], *counts, waited, free)
-        self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
+        self._fresh, self._prompts, self._judged, self._tokens, self._copied = [], 0, 0, 0, 0
 
     def take_labels(self, target: str) -> list[AcceptanceLabel]:
         """Return what the last update shows of the drafter's acceptance at a target's tokens, once."""
@@ -194,7 +195,7 @@ class UpdateScheduler:
         return self._pending is not None
 
     def finish(self) -> Updated | None:
-        """Wait for the pending update and adopt it. None if there is none. Raises as `learn`."""
+        """Wait for the pending update and adopt it. None if there is none. Raises as `add`."""
         if self._pending is None:
             return None
         attempt, seconds, pending = self._take_result(self._pending)
@@ -210,7 +211,7 @@ class UpdateScheduler:
     def restart(self) -> Updated | None:
         """Drop the pending update and the fresh examples, which precede a drift, and return to the shortest interval.
 
-        Raises as `learn`.
+        Raises as `add`.
         """
         dropped = None
         if self._pending:
@@ -219,7 +220,7 @@ class UpdateScheduler:
             dropped = self._make_event(step, pending, seconds)
         for example in self._fresh:
             self.trainer.add_to_replay(example)
-        self._fresh, self._prompts, self._judged, self._tokens = [], 0, 0, 0
+        self._fresh, self._prompts, self._judged, self._tokens, self._copied = [], 0, 0, 0, 0
         self._lessons = {}
         self._interval.restart()
         self.trainer.respond_to_drift()
@@ -258,7 +259,7 @@ class UpdateScheduler:
             "interval": self._interval.state_dict(),
             "fresh": self._fresh,
             "seen": dict(self._seen),
-            "counts": (self._prompts, self._judged, self._tokens),
+            "counts": (self._prompts, self._judged, self._tokens, self._copied),
             "pending": pending,
             "lessons": self._lessons,
         }
@@ -268,7 +269,7 @@ class UpdateScheduler:
         self._interval.load_state_dict(state["interval"])
         self._fresh = list(state["fresh"])
         self._seen = Counter(state["seen"])
-        self._prompts, self._judged, self._tokens = state["counts"]
+        self._prompts, self._judged, self._tokens, self._copied = state["counts"]
         self._pending, self._lessons = None, dict(to_lessons(state["lessons"]))
         if pending := state["pending"]:
             done: Future[tuple[Attempt, float]] = Future()

@@ -80,9 +80,9 @@ class Spacing(UpdateInterval):
         self.restarts += 1
 
 
-def example_of(offset: int, judged: int = 10, target: str = "big") -> TrainingExample:
+def example_of(offset: int, judged: int = 10, target: str = "big", copied: int = 0) -> TrainingExample:
     ten_tokens = SimpleNamespace(positions=range(10))
-    return TrainingExample(offset, target, (1, 2), ten_tokens, (), (), judged)  # type: ignore[arg-type]
+    return TrainingExample(offset, target, (1, 2), ten_tokens, (), (), judged, copied=copied)  # type: ignore[arg-type]
 
 
 def learner_of(
@@ -93,12 +93,24 @@ def learner_of(
     return UpdateScheduler(trainer, interval, gate_every, most, lag, worker), trainer, interval  # type: ignore[arg-type]
 
 
+def learn(scheduler: UpdateScheduler, example: TrainingExample) -> Updated | None:
+    adopted = scheduler.add(example)
+    return scheduler.update_if_due() or adopted
+
+
 def test_the_example_that_completes_the_interval_brings_the_update():
     learner, trainer, interval = learner_of(3)
-    updated = [learner.learn(example_of(offset)) for offset in range(7)]
+    updated = [learn(learner, example_of(offset)) for offset in range(7)]
     assert [update.offset for update in updated if update] == [2, 5]
     assert trainer.updates == [[0, 1, 2], [3, 4, 5]]
     assert interval.observed == [(30, 3), (30, 3)]
+
+
+def test_tokens_of_copied_drafts_are_no_benefit():
+    learner, _, interval = learner_of(3)
+    for offset in range(6):
+        learn(learner, example_of(offset, copied=7 if offset < 3 else 0))
+    assert interval.observed == [(9, 3), (30, 3)]
 
 
 def test_some_prompts_become_examples_where_updates_are_far_apart():
@@ -109,7 +121,7 @@ def test_some_prompts_become_examples_where_updates_are_far_apart():
     interval.is_exploring = True
     for offsets in (range(4000), range(0, 4000, 2), range(1, 4000, 2)):
         assert sum(map(scheduler.wants_example, offsets)) == pytest.approx(len(offsets) / 16, rel=0.02)
-    updated = [scheduler.learn(example_of(offset)) for offset in (3, 9)]
+    updated = [learn(scheduler, example_of(offset)) for offset in (3, 9)]
     assert [update is not None for update in updated] == [False, True]
     assert interval.observed == [(320, 32)]
 
@@ -117,7 +129,7 @@ def test_some_prompts_become_examples_where_updates_are_far_apart():
 def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_others():
     learner, trainer, _ = learner_of(6, most=2)
     for offset in range(12):
-        learner.learn(example_of(offset))
+        learn(learner, example_of(offset))
     assert trainer.updates == [[4, 5], [10, 11]]
     assert trainer.kept == [0, 1, 2, 3, 6, 7, 8, 9]
 
@@ -125,7 +137,7 @@ def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_
 def test_an_update_reports_its_result_and_its_ledger():
     """Thirty tokens were judged since the last update, each a tenth likelier to be accepted than with the baseline."""
     learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as given"))
-    update, second = [made for offset in range(6) if (made := learner.learn(example_of(offset)))]
+    update, second = [made for offset in range(6) if (made := learn(learner, example_of(offset)))]
     assert (update.part, update.loss_name, update.loss, update.positions) == ("drafter", "trie", 1.5, 40)
     assert (update.acceptance_before, update.acceptance_after, update.acceptance_baseline) == (0.5, 0.6, 0.4)
     assert update.tokens_gained == pytest.approx((0.5 - 0.4) * 30)
@@ -137,7 +149,7 @@ def test_an_update_reports_its_result_and_its_ledger():
 def test_the_tokens_gained_are_those_of_the_drafter_that_drafted_them():
     """Not of the candidate: it had drafted nothing yet. All examples count, held-out ones too."""
     learner, trainer, _ = learner_of(4, gate_every=2, step=Step(1.0, 1, 1, 0.7, 0.1, 0.45, False, "dropped"))
-    update = [learner.learn(example_of(offset, judged=4 + offset)) for offset in range(4)][-1]
+    update = [learn(learner, example_of(offset, judged=4 + offset)) for offset in range(4)][-1]
     assert trainer.updates == [[0, 2]]
     assert update.tokens_gained == pytest.approx((0.7 - 0.45) * (4 + 5 + 6 + 7))
     assert update.served is False
@@ -147,13 +159,13 @@ def test_each_target_has_its_share_of_held_out_examples():
     """With prompts routed in turn, every fourth example is always the same target's."""
     learner, trainer, _ = learner_of(4, gate_every=4)
     for offset in range(16):
-        learner.learn(example_of(offset, target="ab"[offset % 2]))
+        learn(learner, example_of(offset, target="ab"[offset % 2]))
     assert trainer.held_out == [6, 7, 14, 15]
 
 
 def list_updates(learner: UpdateScheduler, examples: int) -> list[tuple[int, Updated]]:
     """The updates, each with the example at which it was reported."""
-    updates = [(offset, learner.learn(example_of(offset))) for offset in range(examples)]
+    updates = [(offset, learn(learner, example_of(offset))) for offset in range(examples)]
     return [(offset, update) for offset, update in updates if update]
 
 
@@ -206,12 +218,12 @@ def test_examples_come_in_while_an_update_is_under_way():
     learner, trainer, _ = learner_of(2, gate_every=3, lag=2)
     proceed = Event()
     slow_down(trainer, lambda: proceed.wait(60))
-    learner.learn(example_of(0))
-    learner.learn(example_of(1))
-    assert learner.learn(example_of(2)) is None
+    learn(learner, example_of(0))
+    learn(learner, example_of(1))
+    assert learn(learner, example_of(2)) is None
     assert (trainer.held_out, trainer.version) == ([2], 0)
     proceed.set()
-    assert learner.learn(example_of(3)).served
+    assert learn(learner, example_of(3)).served
 
 
 def test_a_restart_drops_an_update_that_is_under_way_and_reports_it():
@@ -229,7 +241,7 @@ def test_each_target_takes_what_an_update_shows_of_it_once():
     learner, trainer, _ = learner_of(1)
     lessons = {"big": (torch.eye(2), torch.tensor([0.25, 1.0]))}
     trainer.attempt = lambda assignment: Attempt(step_of(), {}, {}, lessons)  # type: ignore[method-assign]
-    learner.learn(example_of(0))
+    learn(learner, example_of(0))
     assert learner.take_labels("other") == []
     again, _, _ = learner_of(1)
     again.load_state_dict(learner.state_dict())
@@ -238,7 +250,7 @@ def test_each_target_takes_what_an_update_shows_of_it_once():
         assert [label.acceptance for label in labels] == [0.25, 1.0]
         assert torch.equal(torch.stack([label.features_F for label in labels]), torch.eye(2))
         assert one.take_labels("big") == []
-    learner.learn(example_of(1))
+    learn(learner, example_of(1))
     learner.restart()
     assert learner.take_labels("big") == [], "they are of the text before the drift"
 
@@ -250,10 +262,10 @@ def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopt
         raise ArithmeticError("of the worker")
 
     slow_down(trainer, fail)
-    learner.learn(example_of(0))
-    assert learner.learn(example_of(1)) is None
+    learn(learner, example_of(0))
+    assert learn(learner, example_of(1)) is None
     with pytest.raises(ArithmeticError, match="of the worker") as raised:
-        learner.learn(example_of(2))
+        learn(learner, example_of(2))
     assert "fail" in [entry.name for entry in raised.traceback]
     assert learner.finish() is None, "it is raised once"
 
@@ -301,7 +313,7 @@ def test_while_time_is_free_the_shortest_interval_holds_and_updates_cost_nothing
     """Two useless updates make the next one wait; those in free time are made all the same, and make none wait."""
     trainer, pace, interval = Trainer(step_of(0.5, 0.5, served=False)), SetPace(), paying()
     scheduler = UpdateScheduler(trainer, interval, 99, 99, 0, InlineWorker(), pace, sampled=1)  # type: ignore[arg-type]
-    updated = [scheduler.learn(example_of(offset)) for offset in range(30)]
+    updated = [learn(scheduler, example_of(offset)) for offset in range(30)]
     assert sum(update is not None for update in updated) == 2
     assert scheduler.update_if_due() is None
     pace.free = True
@@ -309,12 +321,12 @@ def test_while_time_is_free_the_shortest_interval_holds_and_updates_cost_nothing
     assert update is not None
     assert update.reason == "idle: as given"
     assert scheduler.update_if_due() is None, "nothing waits"
-    updated = [scheduler.learn(example_of(offset)) for offset in range(30, 38)]
+    updated = [learn(scheduler, example_of(offset)) for offset in range(30, 38)]
     assert [update is not None for update in updated] == 2 * [False, False, False, True]
     assert interval.is_exploring
     assert interval.is_due(0, 32), "for what was free, no other update waits"
     scheduler.held = 1
-    assert [scheduler.learn(example_of(offset)) for offset in range(38, 50)] == 12 * [None]
+    assert [learn(scheduler, example_of(offset)) for offset in range(38, 50)] == 12 * [None]
     assert scheduler.update_if_due() is None
 
 
@@ -328,7 +340,7 @@ def test_what_an_update_slept_is_not_its_cost():
 
     trainer = Sleeping(step_of())
     scheduler = UpdateScheduler(trainer, Spacing(1), 99, 99, 0, InlineWorker(), pace)  # type: ignore[arg-type]
-    update = scheduler.learn(example_of(0))
+    update = learn(scheduler, example_of(0))
     assert update is not None
     assert update.seconds < 0.0
 
