@@ -38,7 +38,7 @@ from store.query.rates import Estimate, estimate_ratio
 
 LOG = logging.getLogger("omnidraft.models")
 
-FORMAT = 1  # of the examples kept on disk: goes up when they change without their key
+FORMAT = 2  # of the examples kept on disk: goes up when they change without their key
 SCORES_FORMAT = 1  # of the scores of drafters as loaded, likewise
 TOKENS = 32  # of every completion
 BATCH = 16  # prompts that are completed together

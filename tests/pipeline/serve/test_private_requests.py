@@ -146,7 +146,7 @@ def _offset_kept(run: Path) -> int:
 
 def test_the_ngram_cache_ignores_private_requests(server: ServerRun, monkeypatch: pytest.MonkeyPatch):
     runner = server.engine._runner
-    monkeypatch.setattr(runner.stages.translate, "_learns", True)  # as on a server that learns
+    monkeypatch.setattr(runner.stages.translate, "_keeps", True)  # as on a server that learns
     submit_prompt(server.engine, PUBLIC, store=False, temperature=DISTINCT, max_tokens=60).end()
     assert (runner.stages.translate.cache_version, list(runner.stages.translate.cache.entries())) == (0, [])
     submit_prompt(server.engine, PUBLIC, temperature=DISTINCT, max_tokens=60).end()
