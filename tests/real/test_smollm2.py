@@ -63,7 +63,7 @@ def rows_by_offset(run: Path, table: str) -> list[dict[str, Any]]:
 def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
     smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ):
-    config = config_for([smollm2], [tmp_path / "none.jsonl"], drafter="builtin:drafter-4m")
+    config = config_for([smollm2], [tmp_path / "none.jsonl"], drafter="builtin:drafter-4m", weights="auto")
     (models,) = load_models(config, "", tmp_path)
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "empty"))
     with collect_messages() as lines:

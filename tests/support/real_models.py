@@ -31,11 +31,12 @@ needs_smollm2 = pytest.mark.skipif(
 
 
 def put_smollm2_into_cache() -> None:
-    """Put SmolLM2 where `omnidraft zoo` puts it, from the file next to the checkout."""
+    """Put SmolLM2 where `omnidraft zoo` puts it, with the file next to the checkout, from which it is made."""
     if folder_of(SMOLLM2):
         return
     work = models_folder() / "of-the-tests"
     (work / GGUF_FOLDER).mkdir(parents=True)
+    (work / GGUF_FOLDER / SMOLLM2_FILE.name).symlink_to(SMOLLM2_FILE)
     convert(PULLABLE[SMOLLM2], SMOLLM2_FILE, work)
     work.rename(models_folder() / SMOLLM2)
 
@@ -102,10 +103,17 @@ OFTEN = pytest.mark.constants(update_lag=0, gate_tolerance=1.0)
 
 
 def config_for(targets: Sequence[str], sources: Sequence[Path], **changes: Any) -> Config:
-    """Settings of a run that drafts in every block and, in a test that is marked `OFTEN`, updates often; `section__key`
-    stands for `section.key`.
+    """Settings of a run that drafts in every block and, in a test that is marked `OFTEN`, updates often, over weights
+    that round as little as those of `transformers`; `section__key` stands for `section.key`.
     """
     often = {"learn.interval": 4, "learn.spacing": "fixed"}
     fixed = {"draft.pause": False, "draft.costs": "estimated", "publish.enabled": False, "threads": 1}
-    given = {"targets": tuple(targets), "sources": tuple(map(str, sources)), "device": "cpu", **often, **fixed}
+    given = {
+        "targets": tuple(targets),
+        "sources": tuple(map(str, sources)),
+        "device": "cpu",
+        "weights": "fastest",
+        **often,
+        **fixed,
+    }
     return Config().with_overrides(given | {key.replace("__", "."): value for key, value in changes.items()})
