@@ -13,6 +13,23 @@ def cache_root() -> Path:
     return (Path(chosen) if chosen else Path(shared or Path.home() / ".cache") / "omnidraft").absolute()
 
 
+def find_plain_path(folder: Path, special: str) -> Path:
+    """Return a path of a folder that has none of these characters, for libraries that read them in a way of their own:
+    the folder's own path, or else a link to it in the cache folder.
+    """
+    folder = folder.resolve()
+    if not set(special) & set(str(folder)):
+        return folder
+    link = cache_root() / "links" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    if not link.is_symlink() or link.readlink() != folder:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        new = link.with_name(f".{link.name}.{os.getpid()}")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder, target_is_directory=True)
+        new.replace(link)
+    return link
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically: readers find all of it or the previous content, also after a crash."""
     write_chunks(path, [content])

@@ -241,7 +241,7 @@ def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, s
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
     if summary["stopped"]:
         ray = f" --ray {workers['address']}" if workers else ""
-        LOG.info("resume with: omnidraft replay --resume %s%s", mirror.name, ray)
+        LOG.info("resume with: omnidraft replay --resume %s%s", shlex.quote(mirror.name), ray)
         raise typer.Exit(130)
     if not summary["totals"]["prompts"]:
         raise RunError(f"at least one prompt must be completed, but none was; {mirror.name}/rejected.jsonl has reasons")
@@ -343,4 +343,4 @@ def _serve(config: Config, run: str, port: int, access: dict[str, Any], *, resum
         has_key = access["api_key"] is not None
         serve_http(app, listener, limits, has_key=has_key, failed=lambda: engine.failure is not None)
         LOG.info("committing what was done")
-    LOG.info("resume with: omnidraft serve --resume %s", run)
+    LOG.info("resume with: omnidraft serve --resume %s", shlex.quote(str(run)))

@@ -62,6 +62,15 @@ def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
     )
 
 
+def write_store(mlflow_uri: str | None, runs: Path) -> str:
+    """Write the option that names a store in a command, after a space: nothing for that of the default runs."""
+    from pipeline.run.folder import RUNS
+
+    if mlflow_uri:
+        return f" --mlflow-uri {shlex.quote(mlflow_uri)}"
+    return "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
+
+
 def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
     """List the commands that show a run that ended, given its name on a command line and its number of versions."""
     from pipeline.run.folder import RUNS
@@ -70,10 +79,7 @@ def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
     named = f"--run {shlex.quote(run)}"
     commands = [f"omnidraft dashboard {named}", f"omnidraft sql {named} --recipe acceptance-over-time"]
     if versions:
-        folder = RUNS if uri_of(Path(run)) else Path(run).parent
-        store = "" if folder == RUNS else f" --runs {shlex.quote(str(folder))}"
-        if config.publish.mlflow_uri:
-            store = f" --mlflow-uri {shlex.quote(config.publish.mlflow_uri)}"
+        store = write_store(config.publish.mlflow_uri, RUNS if uri_of(Path(run)) else Path(run).parent)
         commands.append(f"omnidraft versions{store}")
         if versions > 1 and config.learn.enabled:
             name = shlex.quote(config.name_registered_model(config.targets[0]))

@@ -5,6 +5,7 @@ Torch is loaded only when `compare` or `export` really starts.
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typing_extensions import override
 
+from pipeline.cli.runs import write_store
 from pipeline.config.cli_options import (
     RUNS_VARIABLE,
     PlainGroup,
@@ -109,7 +111,8 @@ def show(
         if as_json:
             print(json.dumps(asdict(details), default=str, indent=2))
         else:
-            _print_details(details, name)
+            _print_details(details)
+            _print_usage(f"{name}/{details.summary.number}", mlflow_uri, runs)
         return
     found = list_versions(uri, name)
     if as_json:
@@ -141,7 +144,7 @@ def promote(
     before = put_forward(uri, name, chosen)
     instead = "" if before in (None, chosen) else f"; instead of #{before}"
     print(f"champion: #{chosen}, every file as it was published{instead}")
-    _print_usage(name, "@champion")
+    _print_usage(f"{name}@champion", mlflow_uri, runs)
 
 
 @versions_group.command()
@@ -152,7 +155,7 @@ def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: N
     name = choose_model(uri := store_of(mlflow_uri, runs), name)
     lost, found = step_back(uri, name)
     print(f"champion: #{found} again{'' if lost is None else f', instead of #{lost}'}")
-    _print_usage(name, "@champion")
+    _print_usage(f"{name}@champion", mlflow_uri, runs)
 
 
 @versions_group.command()
@@ -350,8 +353,8 @@ def export(
     print(f"#{chosen} is in {folder}; {folder / 'README.md'} describes how to use it")
 
 
-def _print_usage(name: str, which: str) -> None:
-    print(f"use it: omnidraft replay --drafter models:/{name}{which}")
+def _print_usage(which: str, mlflow_uri: str | None, runs: Path) -> None:
+    print(f"use it: omnidraft replay --drafter {shlex.quote(f'models:/{which}')}{write_store(mlflow_uri, runs)}")
 
 
 def _row(version: "RegisteredVersion") -> list[str]:
@@ -365,7 +368,7 @@ def _row(version: "RegisteredVersion") -> list[str]:
     return [to_printable(value) for value in (f"#{version.number}", aliases, within, probe, when, version.changes)]
 
 
-def _print_details(details: "VersionDetails", name: str) -> None:
+def _print_details(details: "VersionDetails") -> None:
     """The version in a sentence, then what its files, metrics and settings are."""
     one, manifest = details.summary, details.manifest
     within = f"{manifest['run']}/{manifest['version']}"
@@ -386,4 +389,3 @@ def _print_details(details: "VersionDetails", name: str) -> None:
         ("files", files),
     ):
         print_table((title, ""), ((key, to_printable(value)) for key, value in sorted(values.items())))
-    _print_usage(name, f"/{one.number}")

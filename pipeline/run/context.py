@@ -5,6 +5,7 @@
 A run in several processes has one context for its own log and one for each partition.
 """
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ class RunContext:
             raise RunError(f"{self.name} holds a training, which cannot be resumed; begin it again: omnidraft train")
         if found not in (None, self.kind):
             what, command = _RESUMED_BY[found]
-            raise RunError(f"{self.name} holds {what}; resume it with `{command.format(name=self.name)}`")
+            raise RunError(f"{self.name} holds {what}; resume it with `{command.format(name=shlex.quote(self.name))}`")
 
     @contextmanager
     def open(self, settings: str | None = None) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Folders of runs: names for new ones, and checks of existing ones."""
 
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -88,9 +89,10 @@ def require_new(run_folder: Path, name: str | None = None) -> None:
     if taken:
         raise RunError(f"a run needs a folder, but {taken[0]} is a file; name another with --run")
     if is_unfinished(run_folder):
+        quoted = shlex.quote(name)
         raise RunError(
-            f"{name} holds a run that is not finished; resume it with `omnidraft replay --resume {name}` (that of a "
-            f"server by `omnidraft serve --resume {name}`) or name another folder with --run"
+            f"{name} holds a run that is not finished; resume it with `omnidraft replay --resume {quoted}` (that of "
+            f"a server by `omnidraft serve --resume {quoted}`) or name another folder with --run"
         )
     names = [path.name for path in run_folder.iterdir()] if run_folder.exists() else []
     # What a process leaves that was killed while it created the run counts as nothing.

@@ -1,6 +1,7 @@
 """One replay from configuration to summary, in one process."""
 
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -71,9 +72,10 @@ class Replay:
         except OSError as error:
             if error.filename is not None and not Path(error.filename).resolve().is_relative_to(folder.resolve()):
                 raise
+            resume = f"omnidraft replay --resume {shlex.quote(self._run.name)}"
             raise OmnidraftError(
                 f"the run's folder {folder} must be writable to the end, but: {error.strerror or error}. The last "
-                f"commit is intact: free some space and resume with `omnidraft replay --resume {self._run.name}`"
+                f"commit is intact: free some space and resume with `{resume}`"
             ) from error
         if broken:
             raise broken

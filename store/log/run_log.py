@@ -11,6 +11,7 @@ resumed run first removes files that no commit names.
 import json
 import os
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -211,7 +212,7 @@ class RunLog:
             raise OmnidraftError(
                 f"the log below {self._mirror.name} must be writable, but writing failed: {failure!r}; what was "
                 "committed before is whole. Free the disk, or let the object store answer again, then resume with "
-                f"`omnidraft replay --resume {self._mirror.name}`"
+                f"`omnidraft replay --resume {shlex.quote(self._mirror.name)}`"
             ) from failure
 
 

@@ -1,6 +1,5 @@
 """SQL of the store: the views over committed parts, and the statements and recipes in `store/query/sql/`."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -9,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from store.errors import CorruptError
+from store.files import find_plain_path
 from store.log.manifest import Part, RunKind, part_path
 from store.log.partitions import read_manifests
 from store.log.parts import find_damage
@@ -69,13 +69,14 @@ class CommittedFiles:
 
     def _add(self, folder: Path, parts: Sequence[Part]) -> None:
         """Add one of the run's logs. Counts belong to the part of decisions with the same name in the same log."""
+        plain = find_plain_path(folder, "*?[")  # DuckDB would read others as patterns
         names: dict[str, set[str]] = {table: set() for table in TABLES}
         for table, name in (part.file.split("/") for part in parts):
             names[table].add(name)
         counted = set.intersection(*(names[table] for table in COUNTS)) & names["decisions"]
         for part in parts:
             table, name = part.file.split("/")
-            path = str(part_path(folder, part))
+            path = str(part_path(plain, part))
             if table not in COUNTS or name in counted:
                 self.paths[table].append(path)
             if table == "decisions" and name not in counted:
@@ -118,9 +119,8 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
 
 
 def readable_paths(runs: Sequence[CommittedFiles]) -> list[str]:
-    """Return the paths that DuckDB must be allowed to read: the parts, and the patterns that name them."""
-    paths = [path for run in runs for of_table in run.paths.values() for path in of_table]
-    return sorted({*paths, *map(_pattern, paths)})
+    """Return the paths that DuckDB must be allowed to read."""
+    return sorted(path for run in runs for of_table in run.paths.values() for path in of_table)
 
 
 def miscounts_query() -> str:
@@ -152,12 +152,7 @@ def _miscounts(table: str) -> str:
 
 
 def _select_from_parts(run: str, paths: Sequence[str]) -> str:
-    return f"SELECT {quote_text(run)} AS run, * FROM read_parquet({quote_list(map(_pattern, paths))})"
-
-
-def _pattern(path: str) -> str:
-    """Return the pattern by which `read_parquet` finds this file: special characters are put in brackets."""
-    return re.sub(r"[*?\[]", r"[\g<0>]", path)
+    return f"SELECT {quote_text(run)} AS run, * FROM read_parquet({quote_list(paths)})"
 
 
 def _sql_type(arrow_type: pa.DataType) -> str:

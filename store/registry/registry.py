@@ -4,8 +4,6 @@ MLflow is a replica of what runs publish in their folders (store/registry/mlflow
 import mlflow; `store.registry.mlflow_client` does so on its first use.
 """
 
-import hashlib
-import os
 import re
 import shlex
 import tempfile
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.errors import ModelError, UsageError
-from store.files import cache_root
+from store.files import find_plain_path
 from store.registry.mlflow_client import (
     KIND,
     SQLITE,
@@ -46,29 +44,10 @@ CHAMPION = "champion"
 _FORMER = "former_champions"  # tag of the registered model: their numbers, the latest last
 
 
-_ESCAPED = frozenset("%?#")  # releases of SQLAlchemy differ in how they read them in a URI
-
-
 def default_uri(runs: Path) -> str:
-    """Return the URI of the store that all runs in the folder `runs` share: SQLite, with artifacts in `mlartifacts`.
-
-    A folder whose name cannot be part of a URI is reached by a link in the cache folder.
-    """
-    folder = runs.resolve()
-    if _ESCAPED & set(str(folder)):
-        folder = _link_to(folder)
+    """Return the URI of the store that all runs in the folder `runs` share: SQLite, with artifacts in `mlartifacts`."""
+    folder = find_plain_path(runs, "%?#")  # releases of SQLAlchemy differ in how they read them in a URI
     return f"{SQLITE}{folder / 'mlflow.db'}"
-
-
-def _link_to(folder: Path) -> Path:
-    link = cache_root() / "stores" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    if not link.is_symlink() or link.readlink() != folder:
-        link.parent.mkdir(parents=True, exist_ok=True)
-        new = link.with_name(f".{link.name}.{os.getpid()}")
-        new.unlink(missing_ok=True)
-        new.symlink_to(folder, target_is_directory=True)
-        new.replace(link)
-    return link
 
 
 def list_models(uri: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A run that cannot be resumed is refused in one sentence and is left unchanged."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,8 +74,10 @@ def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: s
 
 
 def test_a_new_run_in_the_same_folder(stream: Stream, run: Path, tmp_path: Path):
+    run = run.rename(run.with_name("it's $HOME"))
     before = read_manifest(run)
-    type_command(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")
+    command = f"omnidraft replay --resume {shlex.quote(str(run))}"
+    type_command(tmp_path, *stream.begin(run)).assert_clear(2, f"`{command}`", "--run")
     assert read_manifest(run) == before
 
 

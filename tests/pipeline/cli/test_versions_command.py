@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -94,7 +95,8 @@ def test_show_prints_the_manifest_the_metrics_and_how_to_use_it(runs: Path):
     for line in ("target +builtin:target", "counter drafter_version +1", "parent +#1"):
         assert re.search(f"{line} ", printed), line
     assert re.search(r"mean_accepted_length +2\.5 *\n", printed)
-    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
+    use = shlex.split(printed.splitlines()[-1].removeprefix("use it: omnidraft "))
+    assert use == ["replay", "--drafter", "models:/omnidraft-drafter/2", "--runs", str(runs)]
 
 
 def test_show_is_for_programs_too(runs: Path):
@@ -138,7 +140,7 @@ def test_a_version_is_promoted_and_rolled_back(five: Path):
     where = ("--runs", str(five))
     assert output_of("versions", "promote", "2", *where).splitlines() == [
         "champion: #2, every file as it was published",
-        "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
+        f"use it: omnidraft replay --drafter models:/omnidraft-drafter@champion --runs {shlex.quote(str(five))}",
     ]
     assert "instead" not in output_of("versions", "promote", "#2", *where), "it took its own place"
     assert "champion: #4, every file as it was published; instead" in output_of("versions", "promote", "4", *where)

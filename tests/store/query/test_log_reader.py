@@ -67,12 +67,14 @@ def test_tokens_are_the_emitted_ones_in_order_with_their_text(tmp_path):
 
 
 def test_runs_are_named_by_their_folders(tmp_path):
-    write_run(tmp_path / "it's", [decision()])
-    write_run(tmp_path / "b", [decision(), decision(position=1, index=1)])
+    """Names may be patterns, of other runs too, and have what DuckDB takes for separators."""
+    names = ["b", "it's", "?", "[!b]*", "a\\[b]", "\\ *\n", "-x:100%20#"]
+    for number, name in enumerate(names, 1):
+        write_run(tmp_path / name, [decision(position=place, index=place) for place in range(number)])
     (tmp_path / "not-a-run").mkdir()
     with LogReader(run_folders(tmp_path)) as log:
-        rows = log.select("SELECT run, count(*) AS rows FROM decisions GROUP BY run ORDER BY run").to_pylist()
-    assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
+        rows = log.select("SELECT run, count(*) AS rows FROM decisions GROUP BY run ORDER BY rows").to_pylist()
+    assert rows == [{"run": name, "rows": number} for number, name in enumerate(names, 1)]
 
 
 def test_the_error_for_a_folder_without_runs_names_the_command_to_make_one(tmp_path):
