@@ -223,4 +223,5 @@ class Recorder:
             drafter_version=versions.drafter,
             **vars(counters),
             predicted=min(row.predicted, row.emitted),
+            noise=None if row.noise is None or row.private else row.noise.key,
         )

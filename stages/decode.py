@@ -18,6 +18,7 @@ from stages.contract.blocks import ENTROPY, AlternativePieces, Draft, SequenceSt
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import ReadPrompts
+from stages.drafting.coupling import CoupledWalk, Coupling
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.selection import Selection
 from stages.drafting.sources import is_trial
@@ -38,22 +39,25 @@ class GrowingDrafts:
     """The drafts of a batch during drafting: lists per row, and one tensor per drafter pass."""
 
     rows: Sequence[SequenceState]  # the B rows of the batch
-    greedy: Sequence[bool]  # per row whether its pieces are the likeliest ones, so that their distributions are one-hot
+    # per row whether its pieces are no random draws but the likeliest ones or those that its noise decides, so that
+    # their distributions are one-hot
+    certain: Sequence[bool]
     # pieces, entropies, survival: per row, per piece
     pieces: list[list[int]]
     entropies: list[list[float]]
     survival: list[list[float]]
     active: list[Sequence[int]] = field(default_factory=list)  # per pass the numbers of the rows that drafted in it
     features_BF: list[Tensor] = field(default_factory=list)  # per pass, one line for each of these rows
-    sampled: list[Sequence[int]] = field(default_factory=list)  # per pass those of these rows that are not greedy
+    sampled: list[Sequence[int]] = field(default_factory=list)  # per pass those of these rows that draw
     draft_probs_BD: list[Tensor] = field(default_factory=list)  # per pass with such rows, one line for each of them
     # of rows whose drafts may become trees, per piece the next likeliest ones
     alternatives: dict[int, list[AlternativePieces]] = field(default_factory=dict)
+    walks: dict[int, CoupledWalk] = field(default_factory=dict)  # of rows whose noise decides
 
     @classmethod
-    def from_rows(cls, rows: Sequence[SequenceState], greedy: Sequence[bool]) -> "GrowingDrafts":
-        """Begin empty drafts. `greedy`: as the attribute."""
-        return cls(rows, greedy, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
+    def from_rows(cls, rows: Sequence[SequenceState], certain: Sequence[bool]) -> "GrowingDrafts":
+        """Begin empty drafts. `certain`: as the attribute."""
+        return cls(rows, certain, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
 
     @property
     def lengths(self) -> list[int]:
@@ -71,7 +75,7 @@ class GrowingDrafts:
         self.features_BF.append(features_BF)
 
     def add_probs(self, sampled: Sequence[int], draft_probs_BD: Tensor) -> None:
-        """Append the distributions that the last pieces of the rows that are not greedy were drawn from."""
+        """Append the distributions that the last pieces of the rows that draw were drawn from."""
         if sampled:
             self.sampled.append(sampled)
             self.draft_probs_BD.append(draft_probs_BD)
@@ -86,8 +90,8 @@ class GrowingDrafts:
         features_KF = _join_by_row(self.active, self.features_BF, len(self.rows))
         one_hot_KD = self._one_hot_probs(drafter_size, dtype, device)
         drawn_KD = _join_by_row(self.sampled, self.draft_probs_BD, len(self.rows)) if self.sampled else one_hot_KD
-        both = zip(self.greedy, one_hot_KD, drawn_KD, strict=True)
-        draft_probs_KD = [certain if greedy else drawn for greedy, certain, drawn in both]
+        both = zip(self.certain, one_hot_KD, drawn_KD, strict=True)
+        draft_probs_KD = [one_hot if certain else drawn for certain, one_hot, drawn in both]
         columns = zip(self.rows, self.pieces, draft_probs_KD, self.entropies, features_KF, self.survival, strict=True)
         drafts = [
             Draft(row, tuple(pieces), distributions, tuple(entropies), features, tuple(survival))
@@ -100,7 +104,7 @@ class GrowingDrafts:
 
     def _one_hot_probs(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return per row the distributions of its pieces, which have all mass; those of other rows are empty."""
-        own = [pieces if greedy else [] for pieces, greedy in zip(self.pieces, self.greedy, strict=True)]
+        own = [pieces if certain else [] for pieces, certain in zip(self.pieces, self.certain, strict=True)]
         pieces_N1 = torch.tensor(list(chain(*own)), dtype=torch.long, device=device)[:, None]
         probs_ND = torch.zeros(len(pieces_N1), drafter_size, dtype=dtype, device=device).scatter_(1, pieces_N1, 1.0)
         return list(probs_ND.split(list(map(len, own))))
@@ -160,6 +164,7 @@ class Decode(Stage[SequenceState, Draft]):
     selection: Selection | None = None
     # whether the head has learned or will learn; else each of its estimates is replaced by the acceptance so far
     trusts_head = True
+    coupling: Coupling  # draws the pieces of rows whose noise decides; not needed where no row has any
     acceptance: Callable[[], float] | None = None
 
     def __init__(
@@ -252,12 +257,18 @@ class Decode(Stage[SequenceState, Draft]):
         if not wanted:
             self._drawn = {}
             return [Draft(row, (), self._empty_probs_KD, (), None, ()) for row in batch]
-        growing = GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
+        certain = [row.noise is not None or (row.sampling or self._sampling).is_greedy for row in batch]
+        growing = GrowingDrafts.from_rows(batch, certain)
         limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
         going = [number for number, row in wanted if not row.reading and limits[number] and self.has_space(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         if self.selection and going and self.selection.wants_alternatives(len(batch)):
-            growing.alternatives = {number: [] for number in going if growing.greedy[number]}
+            growing.alternatives = {number: [] for number in going if growing.certain[number]}
+        growing.walks = {
+            number: CoupledWalk(self.coupling, row.noise, row.emitted)
+            for number, row in enumerate(batch)
+            if row.noise and number in fed
+        }
         state_terms = self._compute_state_terms(batch, going)
         while going:
             for number, pieces in fed.items():
@@ -277,7 +288,7 @@ class Decode(Stage[SequenceState, Draft]):
         self._drawn = dict(zip(batch, growing.lengths, strict=True))
         drops = self.selection is not None and self.selection.drops and not whole
         droppable = {
-            number for number, row in enumerate(batch) if drops and growing.greedy[number] and not is_trial(row)
+            number for number, row in enumerate(batch) if drops and growing.certain[number] and not is_trial(row)
         }
         return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device, droppable)
 
@@ -326,7 +337,7 @@ class Decode(Stage[SequenceState, Draft]):
         columns = torch.stack([pieces_B.double(), entropies_B, estimates_B.double(), raw_entropies_B]).tolist()
         finite = [isfinite(own) and isfinite(raw) for _, own, _, raw in zip(*columns, strict=True)]
         values = list(zip(*columns[:3], strict=True))
-        sampled = [number for number in active if not growing.greedy[number]]
+        sampled = [number for number in active if not growing.certain[number]]
         if not all(finite):
             if not self.unusable:
                 LOG.warning(
@@ -349,24 +360,34 @@ class Decode(Stage[SequenceState, Draft]):
         return active
 
     def _keep_alternatives(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> None:
-        """Keep the next likeliest pieces after those that greedy rows have just drafted."""
+        """Keep the next likeliest pieces after those that rows have just drafted; of coupled ones, those that `_walk`
+        found next.
+        """
         assert self.selection is not None
+        if len(growing.walks) == len(growing.rows):
+            return
         probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.selection.most + 1, logits_BD.shape[1]))
         for number, probs, pieces in zip(active, probs_BO.tolist(), pieces_BO.tolist(), strict=True):
-            if number in growing.alternatives:
+            if number in growing.alternatives and number not in growing.walks:
                 drafted = growing.pieces[number][-1]
                 own = [pair for pair in zip(pieces, probs, strict=True) if pair[0] != drafted and pair[1] > 0]
                 growing.alternatives[number].append(tuple(own[: self.selection.most]))
 
     def _draw(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pieces (B,), the entropies of their distributions (B,), and the distributions of the S rows that
-        are not greedy (S, D).
+        draw (S, D).
 
-        A greedy row takes the first of the largest logits. That is no random decision: it takes no random number.
+        Other rows take the first of the largest logits, or what their noise decides. That is no random decision: it
+        takes no random number.
         """
-        sampled = [line for line, number in enumerate(active) if not growing.greedy[number]]
+        sampled = [line for line, number in enumerate(active) if not growing.certain[number]]
+        if len(sampled) < len(active):
+            pieces_B, entropies_B = find_peaks(logits_BD), logits_BD.new_zeros(len(active), dtype=torch.float64)
+            for line, number in enumerate(active):
+                if number in growing.walks:
+                    pieces_B[line], entropies_B[line] = self._walk(growing, number, logits_BD[line])
         if not sampled:
-            return find_peaks(logits_BD), logits_BD.new_zeros(len(active), dtype=torch.float64), logits_BD[:0]
+            return pieces_B, entropies_B, logits_BD[:0]
         rows = [growing.rows[active[line]] for line in sampled]
         samplings = [row.sampling or self._sampling for row in rows]
         lines_SD = logits_BD if len(sampled) == len(active) else logits_BD[sampled]
@@ -374,9 +395,18 @@ class Decode(Stage[SequenceState, Draft]):
         drawn_S, entropies_S = sample_rows(draft_probs_SD, [row.rng for row in rows]), entropy(draft_probs_SD).double()
         if len(sampled) == len(active):
             return drawn_S, entropies_S, draft_probs_SD
-        pieces_B, entropies_B = logits_BD.argmax(-1), entropies_S.new_zeros(len(active))
         pieces_B[sampled], entropies_B[sampled] = drawn_S, entropies_S
         return pieces_B, entropies_B, draft_probs_SD
+
+    def _walk(self, growing: GrowingDrafts, number: int, logits_D: Tensor) -> tuple[int, float]:
+        """Return the piece of a coupled row, and the entropy of its distribution. Keeps what would be drawn instead."""
+        row, most = growing.rows[number], self.selection.most if self.selection else 0
+        (probs_D,) = to_probs(logits_D[None], [row.sampling or self._sampling], self.probs_dtype)
+        found = growing.walks[number].draw(probs_D, 1 + most) or [0]  # if nothing is finite, any; it is dropped
+        if number in growing.alternatives:
+            others = zip(found[1:], probs_D[found[1:]].tolist(), strict=True)
+            growing.alternatives[number].append(tuple(others))
+        return found[0], float(entropy(probs_D))
 
     def report(self) -> None:
         """Log at the end of a run how many drafts ended at a distribution that was not finite."""

@@ -19,58 +19,17 @@ from stages.contract.stage import Stage
 from stages.engine.models.language_model import LanguageModel
 from stages.learn.examples.teacher import TrieTeacher
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
+from stages.sampling.distributions import find_peaks, read_peaks
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import RawValues, RejectedPlace, TokenLogprobs, compute_logprobs, compute_raw_values
 from stages.sampling.params import SamplingParams
 from stages.verification.chain_decisions import decide
 from stages.verification.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.verification.rules import Levels, Rule
+from stages.verification.target_distributions import TargetDistributions
 from stages.verification.tree_decisions import decide_tree, name_pieces
 from store.errors import ModelError
 from store.events import Outcome
-
-
-def proposed_prefixes(proposal: Proposal) -> list[tuple[int, ...]]:
-    """Return the proposed tokens before each place of a row: of the text's end, then after each verifiable token.
-
-    >>> from stages.contract.blocks import Candidate, Draft, TokenTree
-    >>> from store.events import DraftSource
-    >>> def candidate(token, parent, depth):
-    ...     return Candidate(token, parent, depth, 0.5, DraftSource.MEMORY, 3, 1)
-    >>> tree = TokenTree((candidate(5, -1, 0), candidate(6, 0, 1), candidate(7, 0, 1), candidate(8, -1, 0)))
-    >>> proposed_prefixes(Proposal(Draft(None, (), torch.zeros(0, 1), (), None, (), tree=tree), ()))
-    [(), (5,), (5, 6), (5, 7), (8,)]
-    """
-    tree, prefixes = proposal.draft.tree, list[tuple[int, ...]]([()])
-    parents = tree.parents if tree else range(-1, len(proposal.verifiable) - 1)
-    for parent, token in zip(parents, proposal.verifiable, strict=True):
-        prefixes.append((*prefixes[parent + 1], token))
-    return prefixes
-
-
-def transform_logits(batch: Sequence[Proposal], logits_NV: Tensor, starts: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the logits after the transforms of each row, computed in `dtype`.
-
-    A place has the row's emitted tokens and the proposed ones before it as history, so that its distribution is the one
-    that plain decoding would draw from there. The logits themselves are returned if no row has a transform. The
-    target's logits are those after the text and after each verifiable token, rows joined.
-    """
-    if not any(proposal.draft.row.transforms for proposal in batch):
-        return logits_NV
-    logits_NV = logits_NV.to(dtype, copy=True)
-    for proposal, start in zip(batch, starts, strict=False):
-        row = proposal.draft.row
-        if not row.transforms:
-            continue
-        emitted = row.tokens[row.prompt_length :]
-        for line, prefix in enumerate(proposed_prefixes(proposal), start):
-            for transform in row.transforms:
-                transform.apply(logits_NV[line], [*emitted, *prefix])
-    return logits_NV
-
-
-NOT_READ = torch.empty(0, 0)
 
 
 def _parents(batch: Sequence[Proposal], fed: Sequence[Sequence[int]]) -> list[Sequence[int]] | None:
@@ -199,10 +158,10 @@ class Verify(Stage[Proposal, Verdict]):
         reads_states: Callable[[], bool] = lambda: True,
     ) -> None:
         self.model, self.reader, self._project, self._reads_states = model, reader, project, reads_states
-        self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
+        self._rule, self._context, self._eos_ids = rule, context, frozenset(eos_ids)
         self._tokenizer_size = tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
-        self._certain = OneHotRows(probs_dtype)
+        self._distribute = TargetDistributions(sampling, probs_dtype)
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -250,23 +209,8 @@ class Verify(Stage[Proposal, Verdict]):
         """Decide proposals, given each row's number of cached tokens before the pass, and what the pass returned."""
         peaks_N = find_peaks(logits_NV)
         _check_finite([proposal.draft.row for proposal in batch], read_peaks(logits_NV, peaks_N), starts)
-        wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
-        samplings = [one.draft.row.sampling or self._sampling for one in batch]
-        certain: list[int] | None = None
-        if all(sampling.is_greedy for sampling in samplings):
-            peaks_N = peaks_N if wanted_NV is logits_NV else find_peaks(wanted_NV)
-            certain = peaks_N.tolist()
-            target_probs_NV = NOT_READ  # where no piece is tested
-            if any(one.tokens for one in batch):
-                target_probs_NV = self._certain.place(peaks_N, logits_NV.shape[1])
-        else:
-            lines = [own for own, one in zip(samplings, batch, strict=True) for _ in range(len(one.verifiable) + 1)]
-            target_probs_NV = to_probs(wanted_NV, lines, self._probs_dtype)
+        target_probs_NV, targets = self._distribute(batch, logits_NV, peaks_N, starts)
         levels = self._rule.levels(batch, target_probs_NV, starts)
-        targets = [
-            RowDistributions(target_probs_NV[start:stop], None if certain is None else certain[start:stop])
-            for start, stop in pairwise(starts)
-        ]
         outcomes = list(map(self._decide_row, batch, levels, targets))
         soft_targets = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)

@@ -50,7 +50,7 @@ def test_the_reference_has_every_setting_with_its_variable_and_default(conf: Map
     assert list(entries) == list(settings())
     for key in settings():
         assert f"- Environment: `{variable_of(key)}`\n" in entries[key]
-    assert '- Values: `"trie"`, `"match"`, `"tli"`, `"paper"`\n- Default: `"trie"`\n' in entries["draft.mode"]
+    assert '- Values: `"trie"`, `"coupled"`, `"match"`, `"tli"`, `"paper"`\n' in entries["draft.mode"]
     assert "- Values: a number, more than 0 and at most 1\n- Default: `1.0`\n" in entries["sampling.top_p"]
     assert "- Values: a whole number, at least 1\n- Default: not set\n" in entries["threads"]
     assert '- Values: a list of `"own"`, `"memory"`, `"model"`\n' in entries["draft.sources"]

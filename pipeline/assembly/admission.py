@@ -7,13 +7,16 @@ built-in sources `docs` and `code`: these are texts to continue, not questions.
 from collections.abc import Iterable
 
 from pipeline.assembly.models import Models
+from pipeline.assembly.stages import make_sampling_params
 from pipeline.config.sections import SourceSettings
 from pipeline.config.settings import Config
 from pipeline.loop import UnfitPromptError
 from pipeline.sources.conversations import from_text
 from pipeline.sources.corpus import TEXT_STREAMS
 from stages.contract.blocks import SequenceState
+from stages.sampling.noise import Noise
 from stages.sampling.random_source import SeededRandomSource
+from stages.verification.rules import MODES
 from stages.vocabulary.chat import ChatEncoder, Ids, PlainConversation
 from store.errors import ConfigError
 from store.events import PromptReceived
@@ -37,6 +40,7 @@ class Admission:
                     raise
                 way_out = "Or complete prompts as text with --no-chat (source.chat = false)."
                 raise ConfigError(f"{error} {way_out}") from error
+        self._coupled = MODES[config.draft.mode].coupled and not make_sampling_params(config.sampling).is_greedy
         builtin = [spec.removeprefix(BUILTIN) for spec in config.sources if spec.startswith(BUILTIN)]
         # Datasets of texts that are continued, not answered.
         self._continued = [name for name in builtin if name in TEXT_STREAMS] if settings.chat == "auto" else []
@@ -67,9 +71,19 @@ class Admission:
         if not pieces:
             raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have a token of the drafter, got none")
         draws = SeededRandomSource(self._config.seed, prompt.offset)
+        noise = Noise.from_seed(self._config.seed, prompt.offset) if self._coupled else None
         text = prompt.text if self._config.log.text else ""  # a row is kept in checkpoints too
         return SequenceState(
-            prompt.offset, prompt.prompt_id, prompt.dataset, text, tokens, len(tokens), pieces, draws, budget
+            prompt.offset,
+            prompt.prompt_id,
+            prompt.dataset,
+            text,
+            tokens,
+            len(tokens),
+            pieces,
+            draws,
+            budget,
+            noise=noise,
         )
 
     def find_preamble(self) -> Ids:

@@ -12,6 +12,7 @@ from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
+from stages.drafting.coupling import Coupling
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.selection import Selection
 from stages.drafting.sources import Exploration, SourceChooser
@@ -156,8 +157,8 @@ def make_decode(
         models.drafter_vocabulary.eos,
         state_logits=states and partial(states.compute_logits, models.name),
     )
-    decode.trusts_head = usable
-    alternatives = draft.width - 1 if trees and draft.mode in ("trie", "match") else 0
+    decode.trusts_head, decode.coupling = usable, Coupling(trie, models.pair.pieces)
+    alternatives = draft.width - 1 if trees and draft.mode in ("trie", "coupled", "match") else 0
     drops = isinstance(rule, CostStop)
     decode.selection = Selection(costs, trie, MODES[draft.mode].parse, alternatives, drops=drops)
     return decode

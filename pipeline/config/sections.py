@@ -69,7 +69,7 @@ class SamplingSettings(Section):
 class DraftSettings(Section):
     """How many pieces are drafted, and the rule that verifies them."""
 
-    mode: Literal["trie", "match", "tli", "paper"] = Field(
+    mode: Literal["trie", "coupled", "match", "tli", "paper"] = Field(
         default="trie", description="Verification rule; all but 'paper' keep the target's distribution."
     )
     max_draft: int = Field(

@@ -20,6 +20,7 @@ from stages.memory.counting import LONGEST
 from stages.memory.ngram_table import scope_of
 from stages.sampling.grammars import Grammar
 from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.noise import Noise
 from stages.sampling.random_source import SeededRandomSource
 from stages.verification.emitted_tokens import emitted_sources
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
@@ -109,6 +110,7 @@ class RequestQueue(Iterator[PromptReceived]):
         max_waiting: requests that may wait; more are refused.
         seed: of random numbers for requests without a seed.
         log_text: whether the texts of prompts may be logged.
+        coupled: whether the noise of requests without a seed decides their tokens too.
         learner_accepts_examples: whether the learner accepts one more training example.
     """
 
@@ -121,11 +123,12 @@ class RequestQueue(Iterator[PromptReceived]):
         first_offset: int,
         *,
         log_text: bool,
+        coupled: bool = False,
         learner_accepts_examples: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vocabulary, self._max_length, self._max_waiting = vocabulary, max_length, max_waiting
-        self._seed, self._log_text = seed, log_text
+        self._seed, self._log_text, self._coupled = seed, log_text, coupled
         self._learner_accepts_examples, self._clock = learner_accepts_examples, clock
         self.next_offset = first_offset
         self._change = threading.Condition()
@@ -217,6 +220,7 @@ class RequestQueue(Iterator[PromptReceived]):
         sampling, seed, place = request.sampling, self._seed, prompt.offset
         if sampling.seed is not None:
             seed, place = sampling.seed % SEED_COUNT, request.choice
+        coupled = not sampling.is_greedy and (self._coupled or sampling.seed is not None)
         tokens = list(request.prompt.tokens)
         pending.sequence = SequenceState(
             prompt.offset,
@@ -237,6 +241,7 @@ class RequestQueue(Iterator[PromptReceived]):
             prompt_logprobs=[TokenLogprobs(tokens[0], None)]
             if request.echo and sampling.logprobs is not None
             else None,
+            noise=Noise.from_seed(seed, place) if coupled else None,
             hint=(*tokens[-LONGEST:], *request.prediction) if request.prediction else (),
         )
         return pending.sequence

@@ -34,6 +34,7 @@ from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.engine.models.devices import count_threads
 from stages.learn.training.weight_update import apply_weights
+from stages.verification.rules import MODES
 from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
 from store.collection import freeze_objects
 from store.errors import RunError, UsageError
@@ -146,6 +147,7 @@ class ServerRun:
             config.seed,
             # After a crash of the server the learner may have committed prompts that the server had not.
             max(state["offset"] if state else 0, learned.next_offset if learned else 0),
+            coupled=MODES[config.draft.mode].coupled,
             log_text=config.log.text,
             learner_accepts_examples=(lambda: learner.accepts_examples) if learner else (lambda: False),
         )

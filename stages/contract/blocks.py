@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stages.ngrams.trie import Node
 from stages.sampling.logprobs import RawValues, TokenLogprobs
+from stages.sampling.noise import Noise
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitTransform
@@ -62,6 +63,9 @@ class SequenceState:
     cached_tokens: int = 0  # of the prompt, whose keys and values were copied from the prefix cache of a server
     # number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted them
     predicted: int = 0
+    # decides every token, so that no draft changes the text; None for a greedy row, and where `rng` draws in the order
+    # of what is tested
+    noise: Noise | None = None
     hint: tuple[int, ...] = ()  # target ids that the text may repeat; the own text is searched as if they stood before
 
     @property

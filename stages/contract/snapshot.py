@@ -29,6 +29,7 @@ from torch import Tensor
 
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.contract.example_codec import ExampleReader, ExampleWriter, IndexEntry
+from stages.sampling.noise import Noise
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import CorruptError
@@ -198,15 +199,17 @@ def _save_row(row: SequenceState) -> State:
         )
     assert isinstance(row.rng, SeededRandomSource)
     state = {name: getattr(row, name) for name in ROW_FIELDS}
-    return state | {"rng": row.rng.state, "sampling": row.sampling, "target_state": row.target_state}
+    noise = None if row.noise is None else row.noise.key
+    return state | {"rng": row.rng.state, "noise": noise, "sampling": row.sampling, "target_state": row.target_state}
 
 
 def _load_row(state: State) -> SequenceState:
-    rng, sampling = SeededRandomSource(*state["rng"]), None
+    rng, key, sampling = SeededRandomSource(*state["rng"]), state["noise"], None
     if (saved := state["sampling"]) is not None:
         values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in saved.items()}
         sampling = SamplingParams(**values)
-    return SequenceState(**{**state, "rng": rng, "sampling": sampling})
+    noise = None if key is None else Noise(key)
+    return SequenceState(**{**state, "rng": rng, "noise": noise, "sampling": sampling})
 
 
 def moments_of(optimizer: torch.optim.Optimizer | Mapping[str, Any]) -> State:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.engine.compiled.lines.draw import NOTHING, draw
 from stages.engine.compiled.lines.line import can_read
-from stages.sampling.random_source import RandomSource, Remainder
+from stages.sampling.random_source import RandomSource, Remainder, to_float32_grid
 
 CERTAIN = (1.0,)  # the distribution of an outcome that has no alternative
 
@@ -26,7 +26,8 @@ class RowDistributions:
     """
 
     probs_MV: Tensor
-    certain: Sequence[int] | None = None  # the only possible token of each place, in greedy decoding
+    certain: Sequence[int] | None = None  # the only possible token of each place: greedy, or decided by noise
+    numbers: Sequence[float] | None = None  # of the noise that decided them
 
     def find_chances(self, places: Sequence[int], tokens: Sequence[int]) -> list[float]:
         if self.certain is not None:
@@ -34,11 +35,16 @@ class RowDistributions:
         chances: list[float] = self.probs_MV[places, tokens].tolist()
         return chances
 
+    def number(self, place: int, outcomes: Sequence[float], rng: RandomSource) -> float:
+        """Return the number that decides among the outcomes of a place's test. A certain token leaves it no choice."""
+        return to_float32_grid(rng.uniform(outcomes) if self.numbers is None else self.numbers[place])
+
     def draw(self, place: int, rng: RandomSource) -> int:
-        """Draw the token of a place. One random number is taken also where it is certain."""
+        """Draw the token of a place. One random number is taken also in greedy decoding."""
         if self.certain is None:
             return sample(self.probs_MV[place], rng)
-        rng.uniform(CERTAIN)
+        if self.numbers is None:
+            rng.uniform(CERTAIN)
         return self.certain[place]
 
 

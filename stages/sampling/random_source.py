@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-UNIFORM_BITS = 24  # precision of a float32 in [0, 1)
+from store.log.noise import UNIFORM_BITS
 
 
 class Remainder(NamedTuple):

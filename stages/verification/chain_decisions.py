@@ -88,7 +88,7 @@ def decide(
     """
     decisions: list[Decision] = []
     for index, (proposed, token_levels) in enumerate(zip(proposal.tokens, levels, strict=True)):
-        uniform = to_float32_grid(rng.uniform(_outcome_distribution(token_levels)))
+        uniform = target.number(index, _outcome_distribution(token_levels), rng)
         passed = passed_levels(token_levels, uniform)
         if passed < len(token_levels[0]):
             emitted = _draw_rest(proposal, index, passed, target, rule, rng)
@@ -99,8 +99,14 @@ def decide(
         decisions.append(
             Decision(index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed)
         )
-    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, target.draw(-1, rng), Origin.BONUS)
-    return (*decisions, bonus)
+    return (*decisions, draw_bonus(len(decisions), len(decisions), target, rng))
+
+
+def draw_bonus(index: int, place: int, target: RowDistributions, rng: RandomSource) -> Decision:
+    """Draw the token after the last accepted one."""
+    token = target.draw(place, rng)
+    uniform = None if target.numbers is None else to_float32_grid(target.numbers[place])
+    return Decision(index, None, Outcome.UNDRAFTED, token, Origin.BONUS, uniform=uniform)
 
 
 def _draw_rest(

@@ -321,6 +321,7 @@ class Mode:
     # token by themselves are drafted
     ngrams: bool = True
     copies: bool = True  # whether drafts may be copied, whose pieces all have probability 1
+    coupled: bool = False  # whether the noise of every row decides its tokens, not only that of rows with a seed
     parse: Parse = parse  # divides pieces into target tokens
 
     def draftable_pieces(self, spelling: Spelling) -> set[int]:
@@ -332,6 +333,7 @@ class Mode:
 # By the name of the setting `draft.mode`.
 MODES = {
     "trie": Mode(lambda trie, spelling: TrieRule(trie)),
+    "coupled": Mode(lambda trie, spelling: TrieRule(trie), coupled=True),
     "match": Mode(lambda trie, spelling: TrieRule(trie, one_hot_probs)),
     "tli": Mode(lambda trie, spelling: TrieRule(trie), ngrams=False),
     "paper": Mode(PaperRule, exact=False, copies=False, parse=parse_longest),

@@ -9,7 +9,8 @@ from itertools import accumulate
 
 from stages.contract.blocks import Decision, ProposedToken, TokenTree
 from stages.sampling.drawing import RowDistributions, sample_other
-from stages.sampling.random_source import RandomSource, to_float32_grid
+from stages.sampling.random_source import RandomSource
+from stages.verification.chain_decisions import draw_bonus
 from stages.verification.rules import Levels
 from store.events import Origin, Outcome
 
@@ -79,8 +80,7 @@ def decide_tree(tree: TokenTree, target: RowDistributions, rng: RandomSource) ->
             outcomes[index] = _judge_candidate(tree, index, chances[index], Outcome.UNJUDGED)
     decisions = [outcomes[index] for index in range(len(candidates))]
     if place is not None:
-        bonus = target.draw(place + 1, rng)
-        decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
+        decisions.append(draw_bonus(len(decisions), place + 1, target, rng))
     return tuple(decisions)
 
 
@@ -108,7 +108,7 @@ def _decide_place(
     children = tree.children(place)
     tokens = [tree.candidates[child].token for child in children]
     chances = [all_chances[child] for child in children]
-    uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
+    uniform = target.number(place + 1, place_distribution(chances), rng)
     chosen = chosen_candidate(chances, uniform)
     decided = {
         child: _judge_candidate(tree, child, chance, Outcome.ALTERNATIVE, uniform=uniform)

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.files import json_bytes, keep_copy, sync_folder, write_whole
-from store.log.schema import SCHEMA_VERSION, TABLES
+from store.log.schema import READABLE, SCHEMA_VERSION, TABLES
 
 LOG = logging.getLogger("omnidraft.log")
 
@@ -220,7 +220,7 @@ def parse_manifest(path: Path, content: dict[str, Any]) -> Manifest:
     version, digest = content["schema_version"], content.get("digest")
     if digest is not None and digest != digest_of_content(content):
         raise ValueError("it has another digest than the one that it states")
-    if version != SCHEMA_VERSION:
+    if version not in READABLE:
         raise RunError(
             f"{path} must have schema version {SCHEMA_VERSION}, got {version!r}; use the release that wrote it"
         )

@@ -12,7 +12,7 @@ The values that decided a judged token or an alternative (`uniform` and its leve
 that decide nothing (`ROUNDED_FIELDS`, and the levels of other tokens) are rounded to 8 significant bits, within 0.2%,
 and take a third of the space.
 
-The schema is frozen: another one gets another `SCHEMA_VERSION`, and readers refuse it.
+The schema is frozen: another one gets another `SCHEMA_VERSION`, and readers refuse what they cannot read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,8 @@ from store.events import (
     VersionPublished,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, SCHEMA_VERSION)  # 1 lacks `noise` of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ ROUNDED_FIELDS = frozenset(
 )
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.
+LONG_FIELDS = frozenset({"noise"})  # integers of 64 bits
 FLOAT32_FIELDS = ROUNDED_FIELDS | frozenset(
     {
         "drafter_levels",
@@ -267,6 +269,8 @@ def _column_type(name: str, annotation: Any) -> pa.DataType:
         return pa.list_(element)
     if annotation is float and name in FLOAT32_FIELDS:
         return pa.float32()
+    if name in LONG_FIELDS:
+        return pa.int64()
     if annotation is str or issubclass(annotation, StrEnum):
         return pa.string() if name in FREE_TEXT_FIELDS else pa.dictionary(pa.int32(), pa.string())
     if annotation not in _SCALARS:

@@ -17,11 +17,13 @@ from threading import Timer
 from typing import Any, Self
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import CorruptError, QueryError, RunError
 from store.log.manifest import folders_with_manifest, require_unicode
+from store.log.noise import UNIFORM_BITS, number_of
 from store.log.parts import find_damage
 from store.query.views import (
     VIEWS,
@@ -59,6 +61,15 @@ _RANGES = """
     WITH counted AS (SELECT "offset", count(*) AS decisions FROM decisions GROUP BY "offset"),
     numbered AS (SELECT "offset", sum(decisions) OVER (ORDER BY "offset") // {rows} AS number FROM counted)
     SELECT min("offset") AS first, max("offset") AS last FROM numbered GROUP BY number ORDER BY first
+"""
+
+_BY_NOISE = """
+    SELECT
+        run, "offset", prompt_id, block, index, position,
+        'the uniform must be the number of this place and token under the prompt''s noise' AS problem,
+        outcome, uniform, NULL::DOUBLE AS acceptance_probability, seq, noise, emitted_id
+    FROM decisions JOIN (SELECT run, "offset", noise FROM prompts) USING (run, "offset")
+    WHERE noise IS NOT NULL AND emitted_id IS NOT NULL
 """
 
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+)?(?P<explained>.*)", re.IGNORECASE | re.DOTALL)
@@ -194,10 +205,20 @@ class LogReader:
                     "CREATE OR REPLACE TEMP VIEW decisions AS FROM memory.main.decisions "
                     f'WHERE "offset" BETWEEN {row["first"]} AND {row["last"]}'
                 )
-                found.append(self.recipe("check"))
+                found += [self.recipe("check"), self._find_foreign_numbers()]
         finally:
             self._connection.execute("DROP VIEW IF EXISTS temp.decisions")
         return pa.concat_tables(found)
+
+    def _find_foreign_numbers(self) -> pa.Table:
+        """Return the emitted tokens of `decisions` whose uniform is not the number of their completion's noise."""
+        if "noise" not in dict(self.columns("prompts")):  # written before there was any
+            return self.recipe("check").slice(0, 0)
+        rows = self.select(_BY_NOISE)
+        keys, places, tokens = (rows[name].to_numpy().astype(np.uint64) for name in ("noise", "position", "emitted_id"))
+        wanted = np.floor(number_of(keys, places, tokens) * (1 << UNIFORM_BITS)) / (1 << UNIFORM_BITS)
+        wrong = rows["uniform"].to_numpy(zero_copy_only=False) != wanted
+        return rows.drop_columns(["noise", "emitted_id"]).filter(pa.array(wrong))
 
     def close(self) -> None:
         """Free the connection. Calling it again does nothing."""

@@ -72,7 +72,7 @@ def test_the_text_has_the_targets_distribution(vocabulary: str, mode: str):
 
 def block(world: World, *, most: int, seed: int) -> Verdict:
     decode, translate, verify = greedy_stages(world, most=most)
-    verify._sampling = SamplingParams(0.0)
+    verify._distribute._sampling = SamplingParams(0.0)
     row = new_row(SeededRandomSource(seed, 0), 9)
     for stage in (decode, translate, verify):
         stage.admit(row)

@@ -14,6 +14,7 @@ from torch import Tensor
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState, Verdict
 from stages.decode import Decode
+from stages.drafting.coupling import Coupling
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
 from stages.drafting.target_states import StateProjection, TargetStates
@@ -67,6 +68,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
         world.dtype,
         state_logits=_state_logits(world) if states else None,
     )
+    decode.coupling = Coupling(trie, wide.spelling)
     context = [spelt or () for spelt in wide.spelling]
     project = StateProjection("target", target.hidden_size) if states else None
     verify = Verify(

@@ -84,7 +84,7 @@ def test_the_same_seed_makes_the_same_decisions(tiny_pair: TinyPair, tmp_path: P
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.parametrize("mode", ["trie", "match", "tli", "paper"])
+@pytest.mark.parametrize("mode", ["trie", "coupled", "match", "tli", "paper"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_decision_can_be_derived_again(
     tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command, mode: str, temperature: float

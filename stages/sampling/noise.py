@@ -1,0 +1,92 @@
+"""Noise: random numbers by place and token, so that a drawn token is a function of its distribution and the seed alone.
+
+Verification that draws from a prompt's next random number keeps the distribution of text, but not the text: which
+number decides a token depends on what was drafted. Here the token at a place is the first of an exponential race: token
+t arrives at time -log(u_t) / p_t, where u_t is the number of this place and token. It is t with probability p_t, as
+with the Gumbel-max trick, whoever asks and however often. A drafter that lets its own distribution race with the same
+numbers often finds the same token. Source: Daliri, Musco and Suresh, "Coupling without Communication and
+Drafter-Invariant Speculative Decoding" (2024); `stages/drafting/coupling.py` carries it to another vocabulary.
+
+Shapes: V weights.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from stages.engine.compiled.lines.compiling import Floats, Integers, compile_function, compiled
+from store.log.noise import MULTIPLIERS, STEP, key_of, number_of
+
+_STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+_ONE, _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (1, 30, 27, 31, 11))
+_OWN = np.empty(0, np.int64)
+NOBODY = -1  # index where fewer arrive
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The numbers of one completion.
+
+    The first of a race has the law of its weights, and does not change when the others are asked about:
+
+    >>> import torch
+    >>> weights_V = torch.tensor([0.5, 0.0, 0.25, 0.25])
+    >>> winners = [Noise.from_seed(seed, 0).rank(weights_V, place=0)[0] for seed in range(4000)]
+    >>> [round(winners.count(token) / 4000, 2) for token in range(4)]
+    [0.49, 0.0, 0.25, 0.26]
+    >>> noise = Noise.from_seed(0, 0)
+    >>> noise.rank(weights_V, place=7, most=4)  # who has no weight never arrives
+    [3, 0, 2]
+    """
+
+    key: int
+
+    @classmethod
+    def from_seed(cls, seed: int, stream: int) -> "Noise":
+        """Return the noise of a seed; its streams, of prompts or of several answers to one, are independent."""
+        return cls(key_of(seed, stream))
+
+    def number(self, place: int, token: int) -> float:
+        """Return the number of a token at a place of the completion, between 0 and 1, both excluded."""
+        return float(number_of(self.key, place, token))
+
+    def rank(self, weights_V: Tensor, place: int, most: int = 1, names_V: Integers = _OWN) -> list[int]:
+        """Return the indices that arrive first, in order: so many, or all that have weight. Weights of 0 and
+        NaN never arrive. `names_V`: the tokens whose numbers the indices have; empty: they are the tokens.
+        """
+        found = np.full(most, NOBODY, np.int64)
+        _race(weights_V.detach().cpu().numpy(), np.uint64(key_of(self.key, place)), names_V, found)
+        return [index for index in found.tolist() if index != NOBODY]
+
+
+@compiled
+def _mix(key: np.uint64, name: int) -> np.uint64:
+    """As `number_of`, given the key of a place; before it becomes a number."""
+    mixed = key + (np.uint64(name) + _ONE) * _STEP
+    mixed = (mixed ^ (mixed >> _S30)) * _FIRST
+    mixed = (mixed ^ (mixed >> _S27)) * _SECOND
+    return (mixed ^ (mixed >> _S31)) >> _S11
+
+
+@compile_function
+def _race(weights_V: Floats, key: np.uint64, names_V: Integers, found: Integers) -> None:
+    """Write the first indices of a race, given the key of the place.
+
+    -log(u) is at least 1 - u: only an index that this lets arrive early enough needs the logarithm.
+    """
+    times = np.full(found.size, np.inf)
+    last = found.size - 1
+    for index in range(weights_V.size):
+        weight = np.float64(weights_V[index])
+        number = (np.float64(_mix(key, names_V[index] if names_V.size else index)) + 0.5) * 2.0**-53
+        if not 1.0 - number < times[last] * weight:
+            continue
+        time, rank = -math.log(number) / weight, last
+        if time >= times[last]:
+            continue
+        while rank > 0 and times[rank - 1] > time:
+            times[rank], found[rank] = times[rank - 1], found[rank - 1]
+            rank -= 1
+        times[rank], found[rank] = time, index
