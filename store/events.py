@@ -186,7 +186,7 @@ class PromptCompleted:
     lookup_accepted: int = 0
     own_accepted: int = 0  # of `lookup_accepted`, tokens copied from the sequence's own text
     predicted: int = 0  # of `emitted`, tokens that the memory held for the likeliest, whatever drafted them
-    # key of the numbers that decided its tokens, each by place and token (store/log/noise.py): these are the `uniform`
+    # key of the numbers that decided its tokens, each by place and token (store/noise.py): these are the `uniform`
     # of decisions that emit. None where numbers were drawn in the order of the tests.
     noise: int | None = None
 

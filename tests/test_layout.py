@@ -20,7 +20,7 @@ TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rg
 # Modules of the project that each package may import, in addition to its own.
 MAY_IMPORT = {
     "store": (),
-    "stages": ("store.events", "store.errors", "store.child"),
+    "stages": ("store.events", "store.errors", "store.child", "store.noise"),
     "pipeline": ("stages", "store"),
     "dashboards": ("store",),
 }

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from stages.engine.compiled.lines.compiling import Floats, Integers, compile_function, compiled
-from store.log.noise import MULTIPLIERS, STEP, key_of, number_of
+from store.noise import MULTIPLIERS, STEP, key_of, number_of
 
 _STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 _ONE, _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (1, 30, 27, 31, 11))

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from store.log.noise import UNIFORM_BITS
+from store.noise import UNIFORM_BITS
 
 
 class Remainder(NamedTuple):

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from store.errors import CorruptError, QueryError, RunError
 from store.log.manifest import folders_with_manifest, require_unicode
-from store.log.noise import UNIFORM_BITS, number_of
 from store.log.parts import find_damage
+from store.noise import UNIFORM_BITS, number_of
 from store.query.views import (
     VIEWS,
     CommittedFiles,
