@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.engine.forward_pass.attention_masks import LIBRARY
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, find_paths
@@ -134,23 +134,36 @@ def read_texts(model: Any, texts: Sequence[Sequence[int]], wanted: Sequence[int]
     """Compute the logits of the last `wanted` tokens of each text (T, V), as `read_at_once` does.
 
     A pass of a model whose weights stay in a file takes seconds, whatever it reads, so it reads all texts: they are
-    padded on the right, where no token before attends to.
+    padded on the right, where no token before attends to. What does not attend computes equal beginnings once.
     """
     if not is_mapped(model):
         return [read_at_once(model, text)[len(text) - count :] for text, count in zip(texts, wanted, strict=True)]
-    longest, ends = max(map(len, texts)), list(map(len, texts))
-    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    longest = max(map(len, texts))
+    ids_BT = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    beginnings = [[tuple(text[:end]) for end in range(1, len(text) + 1)] for text in texts]
+    places = {each: row * longest + last for row, own in enumerate(beginnings) for last, each in enumerate(own)}
+    numbers = dict(zip(places, range(len(places)), strict=True))
+    rows = [[numbers[each] for each in own] for own in beginnings]
+    numbers_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
-    def take_wanted(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        rows = zip(inputs[0], ends, wanted, strict=True)
-        return (torch.cat([row_QW[end - count : end] for row_QW, end, count in rows])[None],)
+    def take(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (inputs[0].flatten(0, 1)[list(places.values())],)
 
-    hook = model.get_output_embeddings().register_forward_pre_hook(take_wanted)
+    def spread(_: Any, inputs: tuple[Tensor], output_NO: Tensor) -> Tensor:
+        return output_NO[numbers_BT]
+
+    named, output = model.named_modules(), model.get_output_embeddings()
+    apart = [
+        part for name, part in named if name.endswith(".mlp") or (isinstance(part, nn.Linear) and ".mlp." not in name)
+    ]
+    hooks = [part.register_forward_pre_hook(take) for part in apart]
+    hooks += [part.register_forward_hook(spread) for part in apart if part is not output]
     try:
-        logits_NV = model(input_ids=ids, use_cache=False).logits[0].float()
+        logits_NV = model(input_ids=ids_BT, use_cache=False).logits.float()
     finally:
-        hook.remove()
-    return list(logits_NV.split(list(wanted)))
+        for hook in hooks:
+            hook.remove()
+    return [logits_NV[row[len(row) - count :]] for row, count in zip(rows, wanted, strict=True)]
 
 
 @torch.inference_mode()

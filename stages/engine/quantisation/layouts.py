@@ -198,7 +198,7 @@ class ArrayBlocks:
 
     def __init__(self, kind: CodeType, blocks_BX: Array) -> None:
         self._kind, self._blocks_BX = kind, blocks_BX
-        words_BX = np.ascontiguousarray(blocks_BX[:, kind.first : kind.first + WORD * kind.words])
+        words_BX = blocks_BX[:, kind.first : kind.first + WORD * kind.words]
         self._words_WB = np.ascontiguousarray(words_BX.view("<u4").T)
 
     def words(self, first: int, count: int = VECTORS) -> Array:
@@ -265,14 +265,14 @@ def read_groups(kind: str, rows_OX: Array) -> GroupedMatrix:
     layout = CODE_TYPES[kind]
     groups = list(layout.unpack(ArrayBlocks(layout, rows_OX.reshape(-1, layout.size))))
 
-    def join(parts: Iterator[Array]) -> torch.Tensor:
-        """Return numbers of groups, given as one array of all blocks each, by output."""
-        return torch.from_numpy(np.ascontiguousarray(np.stack(list(parts)).T)).view(len(rows_OX), -1)
+    def join(parts: list[Sequence[Array]]) -> torch.Tensor:
+        """Return numbers of groups, given as arrays of all blocks, by output."""
+        return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts).T)).view(len(rows_OX), -1)
 
-    scales_OG = join(scale for group in groups for scale in group.scales)
+    scales_OG = join([group.scales for group in groups])
     own = groups[0].minima
-    minima_OG = join(low for group in groups for low in group.minima) if own else -layout.middle * scales_OG
-    codes_OI = join(word for group in groups for word in group.codes).view(torch.uint8)
+    minima_OG = join([group.minima for group in groups]) if own else -layout.middle * scales_OG
+    codes_OI = join([group.codes for group in groups]).view(torch.uint8)
     return GroupedMatrix(codes_OI, scales_OG, minima_OG, max(layout.bits, layout.middle.bit_length()))
 
 

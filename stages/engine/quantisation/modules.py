@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import override
 
 from stages.engine.quantisation.groups import GROUP, GroupedMatrix
@@ -39,12 +38,14 @@ class MappedLinear(nn.Linear):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        output = input.new_empty(*input.shape[:-1], self.out_features)
-        for outputs, weight_NI in self.stored.iterate(WEIGHTS_AT_ONCE):
-            bias_N = None if self.bias is None else self.bias[outputs]
-            output[..., outputs] = functional.linear(input, weight_NI, bias_N)
+        input_NI = input.flatten(0, -2)
+        output_NO = input.new_empty(len(input_NI), self.out_features)
+        for outputs, weight_QI in self.stored.iterate(WEIGHTS_AT_ONCE):
+            torch.mm(input_NI, weight_QI.T, out=output_NO[:, outputs])
         self.stored.release()
-        return output
+        if self.bias is not None:
+            output_NO += self.bias
+        return output_NO.view(*input.shape[:-1], -1)
 
 
 class MappedEmbedding(nn.Embedding):

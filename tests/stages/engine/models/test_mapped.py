@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doubles import read_in_steps
@@ -13,9 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
 from stages.engine.compiled import packing
+from stages.engine.forward_pass.proof import read_at_once, read_texts
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
 from stages.engine.quantisation.modules import find_stored, is_mapped, mean_bytes
 from stages.engine.quantisation.stored import StoredRows
+from store.errors import ModelError
 
 SHAPE = {
     "vocab_size": 384,
@@ -135,7 +138,7 @@ def test_every_weight_is_that_of_the_whole_model(tmp_path: Path):
         assert torch.equal(stored.sample(37), weight.flatten()[::37])
         some = torch.tensor([5, 0, 100, 5])
         assert torch.equal(stored.take(some).dequantise(), weight[some])
-        assert torch.equal(torch.cat([part for _, part in stored.iterate(1000)]), weight)
+        assert torch.equal(torch.cat([part.clone() for _, part in stored.iterate(1000)]), weight)
         stored.release()
         assert torch.equal(stored.dequantise(some), weight[some]), "read again"
     assert find_stored(mapped.lm_head) is find_stored(mapped.model.embed_tokens)
@@ -176,3 +179,28 @@ def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precisio
     torch.testing.assert_close(read_in_steps(drafter, text), 2 * before_TV, atol=2e-2, rtol=1e-2)
     copied.model.save_pretrained(tmp_path / "version")
     assert torch.equal(read_trained_weights(tmp_path / "version", drafter)[0] * 2, layer)
+
+
+@pytest.mark.parametrize("name", ["tied", "gemma2"])
+def test_the_proof_reads_what_the_modules_compute(name: str, tmp_path: Path):
+    model = load_model(str(write_case(name, tmp_path)), "float32", "cpu", "auto").model
+    texts = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 30], [5, 6, 7, 8, 40], [11]]
+    wanted = [6, 2, 0, 1]
+    alone = [read_at_once(model, text)[len(text) - count :] for text, count in zip(texts, wanted, strict=True)]
+    for found, expected in zip(read_texts(model, texts, wanted), alone, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("blocks", [slice(0, 1), slice(None)], ids=["a scale", "a row"])
+@pytest.mark.parametrize("part", ["entered", "left", "output"])
+def test_a_pass_with_another_sign_is_refused(part: str, blocks: slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))  # nothing is proved yet
+    model = load_model(str(write_case("biases", tmp_path)), "float32", "cpu", "auto")
+    model.prepare_output()
+    packed = model.forward_pass.weights
+    layer = packed.layers[1]
+    matrix = {"entered": layer.gated.enter[0], "left": layer.gated.leave, "output": packed._output}[part]
+    matrix.scales.numpy()[0, blocks, :, 3] ^= np.int16(-1 << 15)
+    with pytest.raises(ModelError, match="deviate"):
+        model.prove_forward()
