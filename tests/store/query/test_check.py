@@ -6,6 +6,7 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from event_making import make_completed
 from synthetic_runs import (
     bonus,
     commit_changes,
@@ -21,6 +22,7 @@ from synthetic_runs import (
 
 from store.events import DraftSource, Origin, Translation
 from store.log.manifest import part_path, read_manifest
+from store.noise import number_of
 from store.query.log_reader import LogReader
 
 
@@ -109,3 +111,16 @@ def test_a_check_in_pieces_gives_the_same_result(tmp_path, at_once):
         assert log.select("FROM decisions").num_rows == 77, "the whole log can be queried again"
     assert (found.decisions, found.judged) == (77, 47)
     assert found.mismatches["offset"].to_pylist() == [20, 21]
+
+
+def test_the_numbers_of_noise_are_computed_again(tmp_path):
+    key, greedy = 77, [decision(offset=1, drafter_levels=(1.0,), target_levels=(1.0,))]
+    levels = {"drafter_levels": (1.0,), "target_levels": (1.0,)}
+    numbers = [math.floor(number_of(key, place, 5) * 2**24) / 2**24 for place in range(3)]
+    events = [
+        decision(position=place, block=place, proposed_id=5, emitted_id=5, uniform=number, **levels)
+        for place, number in enumerate([numbers[0], numbers[2], numbers[2]])
+    ]
+    prompts = [make_completed(0, noise=key), make_completed(1)]
+    (found,) = problems(tmp_path, [*events, *greedy, *prompts])
+    assert "number of this place and token" in found
