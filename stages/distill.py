@@ -52,7 +52,7 @@ class Distiller:
         """
         return ()
 
-    def learn_idle(self) -> tuple[Updated, ...]:
+    def update_if_due(self) -> tuple[Updated, ...]:
         """Learn what waits for an update, if one is due now that time has become free; return the updates."""
         return ()
 
@@ -125,10 +125,10 @@ class Distill(Distiller):
         lessons = self.drafter.take_labels(example.target)
         steps = self._head_step(example, lessons) if example.labels or lessons else ()
         # Last: a step of the head takes ten times as long while an update has one of two cores.
-        return (*updated, *steps, *self.learn_idle()) if example.soft_targets else steps
+        return (*updated, *steps, *self.update_if_due()) if example.soft_targets else steps
 
     @override
-    def learn_idle(self) -> tuple[Updated, ...]:
+    def update_if_due(self) -> tuple[Updated, ...]:
         updated = self._add_head_version(self.drafter.update_if_due())
         lessons = [label for one in updated for label in self.drafter.take_labels(one.target)]
         return (*updated, *self._head_step(updated[0], lessons)) if lessons else updated

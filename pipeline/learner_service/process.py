@@ -236,7 +236,7 @@ def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: st
                 service.on_prompt_completed(finished)
                 handled, caught_up = handled + 1, False
             elif budget.is_free and not caught_up:
-                service.learn_idle()
+                service.update_if_due()
                 caught_up = True
             else:
                 continue

@@ -148,9 +148,9 @@ class LearnerService:
         if self._run.committer.is_due():
             self._run.commit()
 
-    def learn_idle(self) -> None:
+    def update_if_due(self) -> None:
         """Learn what waits for an update, publish what changed, and commit. Called while no request runs."""
-        self._take(self.learner.learn_idle())
+        self._take(self.learner.update_if_due())
         self._run.commit(wait=True)
 
     def _take(self, events: Iterable[Event]) -> None:

@@ -67,9 +67,9 @@ class LocalLearner(Learner):
             yield from self.distill.learn(example)
         yield from self.publisher.publish_if_due(finished.prompt)
 
-    def learn_idle(self) -> Iterator[Event]:
+    def update_if_due(self) -> Iterator[Event]:
         """Learn what waits for an update, and publish what changed, while nothing else needs the processor."""
-        yield from self.distill.learn_idle()
+        yield from self.distill.update_if_due()
         yield from self.publisher.publish_idle()
 
     def forget(self, chosen: Chooser) -> int:
