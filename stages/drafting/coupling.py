@@ -45,29 +45,30 @@ class CoupledWalk:
     >>> coupling, sure_D = Coupling(trie, [(0,), (1,), (0, 1)]), torch.eye(2)
     >>> walk = CoupledWalk(coupling, Noise.from_seed(0, 0), place=0)
     >>> walk.draw(sure_D[0]), walk.draw(sure_D[1]), walk.place
-    ([0], [1], 0)
+    ([(0, 1.0)], [(1, 1.0)], 0)
     >>> walk.draw(sure_D[0]), walk.place  # "snowball" has no longer token: the next one begins
-    ([0], 1)
+    ([(0, 1.0)], 1)
     """
 
     def __init__(self, coupling: Coupling, noise: Noise, place: int) -> None:
         self.place = place  # of the token that the last piece belongs to
         self._coupling, self._noise, self._node = coupling, noise, coupling.root
 
-    def draw(self, probs_D: Tensor, most: int = 1) -> list[int]:
-        """Draw a piece from its distribution. Returns it, then those that would be drawn without it, so many in all.
-        Empty if nothing has weight.
+    def draw(self, probs_D: Tensor, most: int = 1) -> list[tuple[int, float]]:
+        """Draw a piece from its distribution. Returns it, then those that would be drawn without it, so many in all,
+        each with its share of their rates of arrival. Empty if nothing has weight.
         """
         node, root = self._node, self._coupling.root
         if node is not root:
             going_on, left = self._race(node, probs_D)
             if going_on is not None:
                 self._node = node.children[going_on]
-                return [going_on]
+                return [(going_on, 1.0)]
             probs_D, self.place = left, self.place + 1
-        ranked = self._noise.rank(probs_D, self.place, most, self._coupling.names_D)
-        self._node = root.children.get(ranked[0], root) if ranked else root
-        return ranked
+        arrivals = self._noise.race(probs_D, self.place, most, self._coupling.names_D)
+        self._node = root.children.get(arrivals[0].which, root) if arrivals else root
+        total = sum(1 / time for _, time in arrivals)
+        return [(piece, 1 / time / total) for piece, time in arrivals]
 
     def _race(self, node: Node, probs_D: Tensor) -> tuple[int | None, Tensor]:
         """Return the child with which the token goes on, or None; and what distributes the next one's first piece."""

@@ -12,6 +12,7 @@ Shapes: V weights.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +26,13 @@ _OWN = np.empty(0, np.int64)
 NOBODY = -1  # index where fewer arrive
 
 
+class Arrival(NamedTuple):
+    """Which index arrives, and when it arrives, in the unit of a weight of 1."""
+
+    which: int
+    time: float
+
+
 @dataclass(frozen=True)
 class Noise:
     """The numbers of one completion.
@@ -33,11 +41,11 @@ class Noise:
 
     >>> import torch
     >>> weights_V = torch.tensor([0.5, 0.0, 0.25, 0.25])
-    >>> winners = [Noise.from_seed(seed, 0).rank(weights_V, place=0)[0] for seed in range(4000)]
+    >>> winners = [Noise.from_seed(seed, 0).race(weights_V, place=0)[0].which for seed in range(4000)]
     >>> [round(winners.count(token) / 4000, 2) for token in range(4)]
     [0.49, 0.0, 0.25, 0.26]
     >>> noise = Noise.from_seed(0, 0)
-    >>> noise.rank(weights_V, place=7, most=4)  # who has no weight never arrives
+    >>> [one.which for one in noise.race(weights_V, place=7, most=4)]  # who has no weight never arrives
     [3, 0, 2]
     """
 
@@ -52,13 +60,14 @@ class Noise:
         """Return the number of a token at a place of the completion, between 0 and 1, both excluded."""
         return float(number_of(self.key, place, token))
 
-    def rank(self, weights_V: Tensor, place: int, most: int = 1, names_V: Integers = _OWN) -> list[int]:
-        """Return the indices that arrive first, in order: so many, or all that have weight. Weights of 0 and
-        NaN never arrive. `names_V`: the tokens whose numbers the indices have; empty: they are the tokens.
+    def race(self, weights_V: Tensor, place: int, most: int = 1, names_V: Integers = _OWN) -> list[Arrival]:
+        """Return the first arrivals, in order: so many, or all that have weight. Weights of 0 and NaN never arrive.
+        `names_V`: the tokens whose numbers the indices have; empty: they are the tokens.
         """
-        found = np.full(most, NOBODY, np.int64)
-        _race(weights_V.detach().cpu().numpy(), np.uint64(key_of(self.key, place)), names_V, found)
-        return [index for index in found.tolist() if index != NOBODY]
+        found, times = np.full(most, NOBODY, np.int64), np.full(most, np.inf)
+        _race(weights_V.detach().cpu().numpy(), np.uint64(key_of(self.key, place)), names_V, found, times)
+        pairs = zip(found.tolist(), times.tolist(), strict=True)
+        return [Arrival(index, time) for index, time in pairs if index != NOBODY]
 
 
 @compiled
@@ -71,12 +80,11 @@ def _mix(key: np.uint64, name: int) -> np.uint64:
 
 
 @compile_function
-def _race(weights_V: Floats, key: np.uint64, names_V: Integers, found: Integers) -> None:
-    """Write the first indices of a race, given the key of the place.
+def _race(weights_V: Floats, key: np.uint64, names_V: Integers, found: Integers, times: Floats) -> None:
+    """Write the first indices of a race and their times, given the key of the place.
 
     -log(u) is at least 1 - u: only an index that this lets arrive early enough needs the logarithm.
     """
-    times = np.full(found.size, np.inf)
     last = found.size - 1
     for index in range(weights_V.size):
         weight = np.float64(weights_V[index])

@@ -95,7 +95,7 @@ def _decide_by_noise(proposal: Proposal, probs_MV: Tensor) -> RowDistributions:
     assert row.noise
     ahead = [one.depth + 1 for one in tree.candidates] if tree else range(1, len(probs_MV))
     places = [row.emitted + depth for depth in (0, *ahead)]
-    picks = [row.noise.rank(probs_V, place)[0] for probs_V, place in zip(probs_MV, places, strict=True)]
+    picks = [row.noise.race(probs_V, place)[0].which for probs_V, place in zip(probs_MV, places, strict=True)]
     picked_M1 = torch.tensor(picks, device=probs_MV.device)[:, None]
     probs_MV.zero_().scatter_(1, picked_M1, 1.0)
     numbers = [row.noise.number(place, token) for place, token in zip(places, picks, strict=True)]

@@ -15,7 +15,7 @@ from token_trees import GivenTrees, make_tree
 from torch import Tensor
 from whole_stages import Stages, new_row, stages_of
 
-from stages.sampling.noise import Noise
+from stages.sampling.noise import Arrival, Noise
 from stages.sampling.random_source import SeededRandomSource
 
 PLACES = 3
@@ -38,14 +38,14 @@ class GridNoise(Noise):
         known = place < len(self.numbers) and token < len(self.numbers[place])
         return self.numbers[place][token] if known else 0.5
 
-    def rank(self, weights_V: Tensor, place: int, most: int = 1, names_V: Sequence[int] = ()) -> list[int]:
+    def race(self, weights_V: Tensor, place: int, most: int = 1, names_V: Sequence[int] = ()) -> list[Arrival]:
         names = names_V if len(names_V) else range(len(weights_V))
-        times = [
-            (-log(self.number(place, name)) / weight, index)
+        arrivals = [
+            Arrival(index, -log(self.number(place, name)) / weight)
             for index, (name, weight) in enumerate(zip(names, weights_V.tolist(), strict=True))
             if weight > 0
         ]
-        return [index for _, index in sorted(times)[:most]]
+        return sorted(arrivals, key=lambda one: one.time)[:most]
 
 
 def every_noise(values: Sequence[float], tokens: int) -> list[GridNoise]:

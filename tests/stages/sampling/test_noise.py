@@ -27,16 +27,18 @@ def test_the_first_are_those_of_the_whole_race(dtype: torch.dtype):
         weights[weights < 1e-3] = 0
         order = expected_order(noise, weights, place, names)
         for most in (1, 3, SIZE):
-            assert noise.rank(torch.from_numpy(weights).to(dtype), place, most, names) == order[:most]
+            found = noise.race(torch.from_numpy(weights).to(dtype), place, most, names)
+            assert [one.which for one in found] == order[:most]
+            assert sorted(one.time for one in found) == [one.time for one in found]
 
 
 def test_an_index_has_its_own_number_where_there_are_no_names():
     weights_V, noise = torch.full((SIZE,), 1 / SIZE), Noise.from_seed(1, 2)
-    assert noise.rank(weights_V, 5, 4) == noise.rank(weights_V, 5, 4, np.arange(SIZE))
+    assert noise.race(weights_V, 5, 4) == noise.race(weights_V, 5, 4, np.arange(SIZE))
 
 
 def test_what_is_not_a_number_never_arrives():
-    assert Noise.from_seed(0, 0).rank(torch.tensor([torch.nan, 0.0, torch.nan]), 0, 2) == []
+    assert Noise.from_seed(0, 0).race(torch.tensor([torch.nan, 0.0, torch.nan]), 0, 2) == []
 
 
 def test_numbers_are_uniform_and_those_of_seeds_streams_places_and_tokens_have_nothing_in_common():
