@@ -3,15 +3,16 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from time import time
 from typing import TypeVar
 
 from store.errors import CorruptError, OmnidraftError, QueryError, RunError, UsageError
 from store.log.lock import is_being_written
-from store.log.manifest import newest_manifest
+from store.log.manifest import newest_manifest, part_path, read_manifest
 from store.log.partitions import committed_at, log_folders, read_manifests
 from store.query.log_reader import LogReader, run_folders
 
@@ -72,18 +73,20 @@ class Logs:
         return {name: folders[name] for name in wanted}
 
     def stamp(self, names: Sequence[str]) -> str:
-        """A string that changes with each commit of the named runs. Raises RunError if a manifest is gone."""
+        """A string that changes with each commit of the named runs, and when a committed part is changed.
+
+        Raises RunError if a manifest is gone.
+        """
         try:
-            stats = [
-                (log.relative_to(folder.parent), newest_manifest(log).stat())
+            return "|".join(
+                f"{log.relative_to(folder.parent)}:{_stamp_log(log)}"
                 for folder in self.choose_runs(names).values()
                 for log in log_folders(folder)
-            ]
+            )
         except OSError as error:
             raise RunError(
                 f"{error.filename} must be the manifest of a run: {error.strerror}; reload the page"
             ) from error
-        return "|".join(f"{name}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_size}" for name, stat in stats)
 
     def read(self, names: Sequence[str], question: Callable[[LogReader], Answer]) -> Answer:
         """Result of `question` on a snapshot of the last commits of the named runs.
@@ -131,6 +134,27 @@ class Logs:
         while len(self._open) > KEPT:
             self._open.popitem(last=False)[1][1].close()
         return reader
+
+
+def _stamp_log(folder: Path) -> str:
+    stat = newest_manifest(folder).stat()
+    stamp = f"{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_size}"
+    return f"{stamp}:{hash(tuple(map(_stamp_part, _list_parts(folder, stamp))))}"
+
+
+@lru_cache(maxsize=256)
+def _list_parts(folder: Path, stamp: str) -> list[Path]:
+    """The files of a log whose manifest has this stamp; none if it cannot be read, which the reader then says."""
+    with suppress(OmnidraftError):
+        return [part_path(folder, part) for parts in read_manifest(folder).tables.values() for part in parts]
+    return []
+
+
+def _stamp_part(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_size, stat.st_mtime_ns
+    return None
 
 
 def _state(folder: Path) -> RunState:

@@ -20,7 +20,7 @@ from places import ROOT
 from serving_runs import Serve, serve_dashboards
 from stream_making import append, prompt, stream, write
 
-from store.log.manifest import MANIFEST, PREVIOUS
+from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest
 from store.log.run_log import RunLog
 from store.object_store.mirror import ObjectMirror
 
@@ -131,6 +131,24 @@ def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
     assert "must be the manifest of a log" in state["problem"]
     assert "cannot be read" in get(f"{address}/stream")[1]
     assert "must be the manifest of a log" in get(f"{address}/api/stream")[1]
+
+
+def test_a_part_that_is_damaged_after_it_was_shown_is_named_everywhere(serve: Serve, tmp_path: Path):
+    folder = write(tmp_path / "runs" / "a", stream(5))
+    address = serve(tmp_path / "runs")
+    query = {"runs": [], "query": "SELECT sum(seconds) AS seconds FROM prompts"}
+
+    def look() -> list[str]:
+        bodies = {"runs": None, "stream": None, "sql": query}
+        return [get(f"{address}/api/{name}", body=body)[1] for name, body in bodies.items()]
+
+    shown = look()
+    path = part_path(folder, read_manifest(folder).tables["prompts"][0])
+    content = path.read_bytes()
+    path.write_bytes(content[:99] + bytes([content[99] ^ 1]) + content[100:])
+    assert [str(path) in text and "must have the digest" in text for text in look()] == [True] * len(shown)
+    path.write_bytes(content)
+    assert look() == shown
 
 
 @contextmanager
