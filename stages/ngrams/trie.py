@@ -108,7 +108,9 @@ class Trie:
         pending: list[tuple[Pieces, Node]] = [((), self.root)]
         while pending:
             pieces, node = pending.pop()
-            pending += reversed([((*pieces, piece), child) for piece, child in node.children.items()])
+            # Most children of the root are tokens of one piece, which lead nowhere.
+            inner = [(piece, child) for piece, child in node.children.items() if pieces or child.children]
+            pending += reversed([((*pieces, piece), child) for piece, child in inner])
             if len(pieces) > 1 and node.token is not None:
                 yield pieces, node.token
 

@@ -1,5 +1,7 @@
 """The times at which a run commits."""
 
+from itertools import pairwise
+
 import pytest
 
 from pipeline.run.committer import CREDIT, Committer
@@ -71,6 +73,13 @@ def test_the_first_commits_come_early_and_all_take_a_small_share_of_the_time():
     assert world.commits_at([float(second) for second in range(11)]) == list(range(11))
     made = world.commits_at([float(second) for second in range(11, 1001)])
     assert 0.95 < (len(made) + 11) * 0.05 / (CREDIT + 0.02 * 1000) <= 1.0
+
+
+def test_a_run_of_the_default_size_loses_two_seconds_at_most():
+    world = World(1.0)
+    world.saving, world.log.commit_seconds = 0.05, 0.07
+    made = world.commits_at([second / 10 for second in range(3000)])
+    assert max(later - before for before, later in pairwise(made)) <= 2.1
 
 
 def test_an_update_under_way_is_waited_for_but_not_for_ever():

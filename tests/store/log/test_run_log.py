@@ -11,6 +11,7 @@ from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptRejected
 from store.files import write_whole
 from store.log import parts as parts_module
+from store.log import run_log as run_log_module
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.partitions import create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
@@ -42,6 +43,15 @@ def test_parts_hold_part_rows_and_keep_order_and_offsets(tmp_path):
     assert [part.file for part in parts] == [f"decisions/part-00000{number}.parquet" for number in (1, 2, 3)]
     rows = [row for part in parts for row in pq.read_table(part_path(tmp_path, part)).to_pylist()]
     assert [(row["seq"], row["offset"]) for row in rows] == list(enumerate([4, 3, 5, 6, 9]))
+
+
+def test_waiting_for_the_disk_is_no_cost_of_a_commit(tmp_path, monkeypatch):
+    written = run_log_module.write_checkpoint
+    monkeypatch.setattr(run_log_module, "write_checkpoint", lambda *given: (time.sleep(1), written(*given))[1])
+    with RunLog(tmp_path) as log:
+        log.append(decision())
+        log.commit(Commit(dict), wait=True)
+        assert 0 < log.commit_seconds < 0.9
 
 
 def test_a_rejected_row_is_written_as_a_line_of_json_immediately(tmp_path):
