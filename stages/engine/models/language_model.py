@@ -52,6 +52,7 @@ from stages.engine.quantisation.modules import (
     weight_shape,
 )
 from stages.engine.quantisation.stored import StoredMatrix
+from store.errors import ModelError
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -358,12 +359,26 @@ def load_model(
 ) -> LanguageModel:
     """Load a causal language model from a hub name, a folder or a GGUF file. `prove_forward` checks how it can be used.
     If its weights are not trained or saved, the matrices of a GGUF file stay in the file where the compiled forward
-    pass is for this model.
+    pass is for this model. Raises `ModelError` for a weight that is no finite number.
     """
     model = load_causal_model(source, dtype, device, codes=True, maps=None if trained else fits_compiled_forward)
     if not has_compiled_forward(model):
         drop_groups(model)
+    _require_finite(model, source)
     return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
+
+
+def _require_finite(model: Any, source: str) -> None:
+    """Look at every weight that is computed with, .15 s for a billion bytes, but not at the codes of a GGUF file. A sum
+    is NaN or infinite if one of its terms is.
+    """
+    coded = has_groups(model)
+    for name, weight in model.named_parameters():
+        if (weight.ndim == 1 or not coded) and not weight.detach().sum(dtype=torch.float32).isfinite():
+            raise ModelError(
+                f"every weight of {source} must be a finite number, but {name} holds NaN or infinity; "
+                "fetch or convert the model again, or choose another"
+            )
 
 
 def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import torch
@@ -41,6 +42,20 @@ def model(llama, request) -> LanguageModel:
     if request.param == "modules":
         made.forward_pass = ModuleForward(llama)
     return made
+
+
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_weight_that_is_no_number_is_named_even_in_a_copy_of_a_known_model(tmp_path, number: float, name: str):
+    """A digest of samples of the weights would be that of the undamaged model, whose forward pass is proved."""
+    model = new_llama(0, **SHAPE)
+    model.save_pretrained(tmp_path)
+    load_model(str(tmp_path), "float32", "cpu").prove_forward()
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3] = number
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"but {re.escape(name)} holds NaN or infinity"):
+        load_model(str(tmp_path), "float32", "cpu")
 
 
 class Reader:
