@@ -1,12 +1,13 @@
 """The web application of the dashboards: static pages, and an API with their queries to the log."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -122,12 +123,22 @@ def _add_guard(app: FastAPI, served: str) -> None:
     async def guard_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if not is_own_name(request.headers.get("host", ""), served):
             answer: Response = PlainTextResponse("The Host header must name this server; open it by its address.", 403)
-        elif request.url.path.startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in OWN:
+        elif request.url.path.startswith("/api/") and _is_from_another_site(request.headers):
             answer = PlainTextResponse("Other sites must not query the log; open the dashboards themselves.", 403)
         else:
             answer = await call_next(request)
         answer.headers.update(HEADERS)
         return answer
+
+
+def _is_from_another_site(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends this for a page of another site. Over plain HTTP to another machine it does not send
+    `Sec-Fetch-Site`, but where the page is from, at least with all that is not a GET. Programs send neither.
+    """
+    if (site := headers.get("sec-fetch-site")) is not None:
+        return site not in OWN
+    pages = (headers[name] for name in ("origin", "referer") if name in headers)
+    return any(urlsplit(page).netloc != headers.get("host") for page in pages)
 
 
 def _add_errors(app: FastAPI, logs: Logs) -> None:

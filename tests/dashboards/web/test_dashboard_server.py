@@ -57,6 +57,15 @@ def test_other_sites_may_not_query_the_log(address: str, site: str, status: int)
     assert get(f"{address}/api/states", {"Sec-Fetch-Site": site})[0] == status
 
 
+@pytest.mark.parametrize("header", ["Origin", "Referer"])
+@pytest.mark.parametrize(
+    ("page", "status"), [("http://evil.example", 403), ("null", 403), ("http://localhost:1", 403), ("{}", 200)]
+)
+def test_other_sites_may_not_query_the_log_over_plain_http(address: str, header: str, page: str, status: int):
+    """A browser sends `Sec-Fetch-Site` to this machine and over TLS only."""
+    assert get(f"{address}/api/states", {header: page.format(address)})[0] == status
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/stream", 200), ("/api/states", 200), ("/static/page.css", 200), ("/nothing", 404), ("/api/prompts", 500)],
