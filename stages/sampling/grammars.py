@@ -188,8 +188,17 @@ def _check_size(source: GrammarSource) -> None:
         raise _invalid_error(f"it has {colons} colons, at most {MAX_RULES} are possible")
 
 
+# What llguidance says of grammars that refer to themselves in vain, and what it means.
+_REASONS = {
+    "NoExtensionBias": "no text follows it; a schema or rule must not refer to itself without anything more",
+    "Schema intersection stack level exceeded": "a schema that refers to itself is combined with another in 'allOf', "
+    "which cannot be followed; write out what both require",
+}
+
+
 def _invalid_error(reason: str) -> ConfigError:
-    return ConfigError(f"response_format must have a valid grammar, but: {reason.partition(chr(10))[0][:300]}")
+    line = reason.partition("\n")[0]
+    return ConfigError(f"response_format must have a valid grammar, but: {_REASONS.get(line, line)[:300]}")
 
 
 class _Tokens:

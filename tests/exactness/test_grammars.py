@@ -6,6 +6,7 @@ then allows only the tokenizer's own spelling.
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -126,15 +127,35 @@ def test_the_mask_depends_on_the_history_alone(source: GrammarSource):
         GrammarSource("grammar", 'start: "a'),
         GrammarSource("grammar", "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(5000)) + 'a5000: "a"'),
         GrammarSource("grammar", f"root ::= {'(' * 20_000}"),
-        GrammarSource("json_schema", '{"$ref": "#"}'),
         GrammarSource("json_schema", json.dumps({"enum": ["a" * 70_000]})),
     ],
-    ids=["type", "reference", "syntax", "chain", "nesting", "no text", "length"],
+    ids=["type", "reference", "syntax", "chain", "nesting", "length"],
 )
 def test_a_grammar_that_is_not_valid_is_refused(source: GrammarSource):
     pytest.importorskip("llguidance")
     with pytest.raises(ConfigError, match="must have a valid grammar, but"):
         GrammarCompiler(TOKENS, spell, [END]).compile(source)
+
+
+LIST = {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}}
+TO_LIST = {"$ref": "#/$defs/list"}
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ('{"$ref": "#"}', "refer to itself without anything more"),
+        ('{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "refer to itself"),
+        (json.dumps({"$defs": {"list": LIST}, "allOf": [TO_LIST, TO_LIST]}), "combined with another in 'allOf'"),
+        (json.dumps({"$defs": {"list": LIST}, **TO_LIST}), None),
+    ],
+    ids=["itself", "each other", "all of", "list"],
+)
+def test_a_recursive_schema_works_or_is_refused_in_own_words(source: str, refused: str | None):
+    pytest.importorskip("llguidance")
+    compiler = GrammarCompiler([*(bytes([byte]) for byte in range(256)), None], list, [256])
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        compiler.compile(GrammarSource("json_schema", source))
 
 
 def test_a_target_without_an_end_of_sequence_is_refused():
