@@ -17,6 +17,7 @@ from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.engine.checkpoints.gguf_file import forget_headers
 from stages.engine.checkpoints.size_check import estimate_memory, require_memory
 from stages.engine.compiled.lines.warm_up import compile_lines
+from stages.engine.compiled.shape import COMPILED_TYPES
 from stages.engine.forward_pass.measurements import Measurements
 from stages.engine.forward_pass.module_forward import ModuleForward
 from stages.engine.forward_pass.slot_forward import SlotForward
@@ -24,7 +25,7 @@ from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adap
 from stages.engine.models.devices import pick_device, set_threads
 from stages.engine.models.huggingface import load_tokenizer
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
-from stages.engine.quantisation.modules import is_mapped
+from stages.engine.quantisation.modules import QUANTISED_BITS, is_mapped
 from stages.learn.training.closed_form import untie_output
 from stages.memory.search_calls import compile_search
 from stages.vocabulary.pair import Pair, pair
@@ -117,7 +118,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     Its rows are still to be required, once the threads of the run are set.
     """
     learn, folder = config.learn, Path(source)
-    trained = learn.enabled or learn.lora
+    trained = learn.enabled or learn.lora or (folder / ADAPTER_FOLDER).is_dir()  # which is merged
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements, trained=trained)
     if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
         merge_lora(drafter.model, str(folder / ADAPTER_FOLDER))
@@ -157,7 +158,8 @@ def load_models(
     names = config.router.targets
     sources = {name: locate(name, uri, fetched) for name in names}
     if device == "cpu":
-        needs = {name: estimate_memory(found, config.dtype) for name, found in sources.items()}
+        mapped = () if config.weights in QUANTISED_BITS else COMPILED_TYPES
+        needs = {name: estimate_memory(found, config.dtype, mapped=mapped) for name, found in sources.items()}
         drafter_need = estimate_memory(source, config.dtype, trained=config.learn.enabled or config.learn.lora)
         require_memory({config.drafter: drafter_need, **needs})
     drafter = load_drafter(config, source, device, measurements)

@@ -129,7 +129,12 @@ def _map_model(file: GgufFile, model: Any, sources: Mapping[str, list[str]], exp
                 mapped[name.removesuffix(".weight")] = stored
                 del plain[name]
     weights = _read_weights(file, config, plain, expected)
-    embedding = "model.embed_tokens"
+    return place_weights(model, mapped, {name: weight.float() for name, weight in weights.items()})
+
+
+def place_weights(model: Any, mapped: dict[str, StoredMatrix], weights: dict[str, Tensor]) -> Any:
+    """Give a model on torch's meta device its weights in float32, by name, and matrices of files, by module."""
+    config, embedding = model.config, "model.embed_tokens"
     if config.tie_word_embeddings and embedding in mapped:
         mapped["lm_head"] = mapped[embedding]
     for path, stored in mapped.items():
@@ -139,7 +144,7 @@ def _map_model(file: GgufFile, model: Any, sources: Mapping[str, list[str]], exp
         else:
             made = MappedEmbedding(stored, getattr(module, "scalar_embed_scale", 1.0))
         model.set_submodule(path, made)
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False, assign=True)
+    model.load_state_dict(weights, strict=False, assign=True)
     if config.tie_word_embeddings and embedding not in mapped:
         model.lm_head.weight = model.get_input_embeddings().weight
     for module in model.modules():

@@ -5,7 +5,8 @@ a process busy for hours or use up its memory, however small the files are.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from math import inf, prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
 from stages.engine.checkpoints.gguf_model import has_family
+from stages.engine.checkpoints.mapped_checkpoint import MAPPED_FROM
 from store.errors import ModelError
 
 HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as many
@@ -65,16 +67,16 @@ def measure_files(folder: Path) -> tuple[int, int]:
     return sum(len(tensors) for tensors, _ in headers), sum(size for _, size in headers)
 
 
-def _read_headers(folder: Path) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Yield the numbers and bytes of the tensors of each safetensors file of a folder, and its size in bytes."""
+def _read_headers(folder: Path) -> Iterator[tuple[list[tuple[int, int, str]], int]]:
+    """Yield the numbers, bytes and types of the tensors of each safetensors file of a folder, and its size in bytes."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length)) if length <= HEADER_BYTES else {}
             entries = [header[name] for name in header.keys() - {"__metadata__"}]
-            spans = [(prod(entry["shape"]), *entry["data_offsets"]) for entry in entries]
-            yield [(numbers, end - begin) for numbers, begin, end in spans], path.stat().st_size
+            spans = [(prod(entry["shape"]), entry["dtype"], *entry["data_offsets"]) for entry in entries]
+            yield [(numbers, end - begin, kind) for numbers, kind, begin, end in spans], path.stat().st_size
         except (OSError, ValueError, AttributeError, RecursionError, KeyError, TypeError):
             continue
 
@@ -92,12 +94,13 @@ def require_memory(needs: Mapping[str, int], root: Path = Path("/")) -> None:
         )
 
 
-def estimate_memory(source: str, dtype: str, *, trained: bool = False) -> int:
+def estimate_memory(source: str, dtype: str, *, trained: bool = False, mapped: Collection[str] = ()) -> int:
     """Return about how many bytes of memory a model takes at the most while it is loaded on a CPU; 0 if none of its
     files are here.
 
-    The codes of a GGUF file are packed as they are. Other weights are numbers of modules first, and packed then.
-    `dtype` is the name of the modules' type in torch, or `auto`. Of weights that are trained, codes become numbers too.
+    The codes of a GGUF file are packed as they are, and so is bfloat16 of models of the types `mapped`, of which one
+    matrix at a time is in float32. Other weights are numbers of modules first, and packed then. `dtype` is the name of
+    the modules' type in torch, or `auto`. Of weights that are trained, codes become numbers too.
     """
     if path := find_gguf(source):
         read = read_gguf(path)
@@ -107,7 +110,14 @@ def estimate_memory(source: str, dtype: str, *, trained: bool = False) -> int:
             return int(PACKED_CODES * sum(size for _, size in tensors))
     else:
         config, coded = find_file(source, "config.json"), False
-        tensors = [one for file, _ in (_read_headers(config.parent) if config else ()) for one in file]
+        headers = [one for file, _ in (_read_headers(config.parent) if config else ()) for one in file]
+        tensors = [(numbers, size) for numbers, size, _ in headers]
+        size = sum(size for _, size in tensors)
+        short = size >= MAPPED_FROM and {kind for _, _, kind in headers} == {"BF16"}
+        if config and short and dtype == "float32" and not trained and Path(source).is_dir():
+            with suppress(OSError, ValueError, AttributeError):  # which the loader explains
+                if json.loads(config.read_text(encoding="utf-8")).get("model_type") in mapped:
+                    return size + 4 * max(numbers for numbers, _ in tensors)
     itemsize = {"float32": 4, "auto": 4 if coded else 0}.get(dtype, 2)
     return sum(numbers * itemsize + size if itemsize else 2 * size for numbers, size in tensors)
 

@@ -163,6 +163,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     def _take_memory(self, part: str, *, kept: bool) -> PackedMemory:
         """Return the memory of a part of the model; it is kept if its matrices stay in a GGUF file."""
+        kept &= has_groups(self.model)
         kind = f"packed-{digest_file(Path(self.model.config.name_or_path))[:16]}-{part}" if kept else ""
         return PackedMemory(cache_path(kind, digest_code(), "bin") if kept else None)
 

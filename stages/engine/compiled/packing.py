@@ -24,6 +24,7 @@ from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, releas
 
 BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 PART_BYTES = 4 << 20  # of a file that a thread packs at a time, and then gives back
+ROWS_AT_ONCE = 1024  # whose numbers are compared with those of fewer bits
 NO_SCALES = torch.empty(0)
 
 
@@ -85,12 +86,13 @@ def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> Pac
         return _pack_codes([matrix.codes], matrix.bias_O, memory, input_bits)
     weight_OI = matrix.weight_OI
     outputs, inputs = weight_OI.shape
-    short_OI = weight_OI.bfloat16()
-    exact = torch.equal(short_OI.to(weight_OI.dtype), weight_OI)
-    numbers_OI = short_OI if exact else weight_OI.float()
-    missing = -outputs % BLOCK
-    padded_OI = functional.pad(numbers_OI, [0, 0, 0, missing]) if missing else numbers_OI
-    data = padded_OI.view(-1, VECTOR_SIZE, inputs).transpose(1, 2).contiguous()
+    exact = all(torch.equal(rows.bfloat16().to(rows.dtype), rows) for rows in weight_OI.split(ROWS_AT_ONCE))
+    kind = torch.bfloat16 if exact else torch.float32
+    data = torch.zeros(-(-outputs // BLOCK) * COLUMNS, inputs, VECTOR_SIZE, dtype=kind)
+    whole = outputs - outputs % VECTOR_SIZE
+    data[: whole // VECTOR_SIZE] = weight_OI[:whole].view(-1, VECTOR_SIZE, inputs).transpose(1, 2)
+    if whole < outputs:
+        data[whole // VECTOR_SIZE, :, : outputs - whole] = weight_OI[whole:].T
     form = next(name for name, bits in NUMBER_BITS.items() if bits == 8 * data.itemsize)
     return PackedMatrix(ProductKind(form), outputs, inputs // GROUP, data, NO_SCALES, _pad_bias(matrix.bias_O))
 

@@ -122,6 +122,9 @@ _FAMILIES = {
 }
 
 
+COMPILED_TYPES = frozenset(_FAMILIES)  # of models, by their configurations
+
+
 def find_family(model: Any) -> Family | None:
     """Return the family of a model whose parts are all compiled; None for others."""
     config = model.config

@@ -36,6 +36,7 @@ from stages.engine.checkpoints.gguf_model import (
     require_reader,
 )
 from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
+from stages.engine.checkpoints.mapped_checkpoint import map_checkpoint
 from stages.engine.checkpoints.size_check import find_file, require_plausible_sizes
 from stages.engine.checkpoints.tokenizer_probe import require_bounded_tokenizer
 from stages.engine.models.load_errors import TOKENIZER_FILES, explain_errors, is_tiktoken, read_config
@@ -49,6 +50,7 @@ with defer_imports(*OF_TRANSFORMERS):
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
         AutoTokenizer,
+        GenerationConfig,
         LlamaConfig,
         LlamaForCausalLM,
     )
@@ -108,7 +110,7 @@ def load_causal_model(
             model = merge_lora(load_causal_model(base, dtype, "cpu"), source)
         else:
             _require_reachable(source)
-            model = _load_checkpoint(source, dtype, device)
+            model = _load_checkpoint(source, dtype, device, maps if device == "cpu" and dtype == "float32" else None)
             if codes and (origin := find_origin(source)):
                 original = read_gguf(origin)
                 if has_family(original):
@@ -132,7 +134,7 @@ def _load_gguf(file: GgufFile, dtype: str, *, codes: bool, maps: Callable[[Any],
     return model
 
 
-def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
+def _load_checkpoint(source: str, dtype: str, device: str, maps: Callable[[Any], bool] | None) -> Any:
     config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
     made: Any = AutoModelForCausalLM
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -145,9 +147,26 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
     composite = config.get_text_config() is not config
     require_plausible_sizes(source, config.to_dict(), lambda: made.from_config(config))
+    if maps and not composite and not quantised and (model := _map_folder(Path(source), config, maps)):
+        return model
     # Other files of weights are pickles, which may run code.
     model = _load_whole(made, source, composite=composite, dtype=DTYPES[dtype], use_safetensors=True, **placed)
     return _take_text(model, source) if composite else model
+
+
+def _map_folder(folder: Path, config: Any, maps: Callable[[Any], bool]) -> Any | None:
+    """Map a folder's matrices of 16 bits; None where it must be read whole."""
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if made is None or not folder.is_dir():
+        return None
+    model = _with_attention(
+        lambda kind: map_checkpoint(
+            folder, lambda: made._from_config(config, attn_implementation=kind, dtype=torch.float32), maps
+        )
+    )
+    if model is not None and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
 
 
 def _load_whole(made: Any, source: str, *, composite: bool = False, **options: Any) -> Any:

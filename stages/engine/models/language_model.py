@@ -43,6 +43,7 @@ from stages.engine.models.forward_choice import (
 )
 from stages.engine.models.huggingface import load_causal_model, raise_write_errors
 from stages.engine.quantisation.modules import (
+    QUANTISED_BITS,
     ROUNDING,
     count_weights,
     drop_groups,
@@ -361,7 +362,8 @@ def load_model(
     If its weights are not trained or saved, the matrices of a GGUF file stay in the file where the compiled forward
     pass is for this model. Raises `ModelError` for a weight that is no finite number.
     """
-    model = load_causal_model(source, dtype, device, codes=True, maps=None if trained else fits_compiled_forward)
+    maps = None if trained or weights in QUANTISED_BITS else fits_compiled_forward
+    model = load_causal_model(source, dtype, device, codes=True, maps=maps)
     if not has_compiled_forward(model):
         drop_groups(model)
     _require_finite(model, source)
@@ -394,7 +396,7 @@ def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format; that of a file is remembered."""
     rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
     form = f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}"
-    if not is_mapped(model.model):
+    if not is_mapped(model.model) or not has_groups(model.model):
         return _digest_weights(model.model, form)
     key = [digest_file(Path(model.model.config.name_or_path)), digest_code(), form]
     known: str = Measurements().get_or_measure("weights", key, lambda: _digest_weights(model.model, form))

@@ -34,7 +34,9 @@ class MappedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override] # it is trained nowhere
         """The whole weight in float32, dequantised at each call."""
-        return self.stored.dequantise()
+        weight_OI = self.stored.dequantise()
+        self.stored.release()
+        return weight_OI
 
     @override
     def forward(self, input: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def count_weights(model: Any) -> int:
 
 
 def is_mapped(model: Any) -> bool:
-    """Whether weights of a model stay in a file. All of them have codes."""
+    """Whether weights of a model stay in files."""
     return any(find_stored(module) is not None for module in model.modules())
 
 
@@ -121,7 +123,7 @@ def mean_bytes(model: Any, weights: str) -> float:
 def find_attached(linear: nn.Linear) -> Codes | None:
     """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""
     if (stored := find_stored(linear)) is not None:
-        return stored
+        return stored if stored.has_codes else None
     groups: Codes | None = linear.__dict__.get(_NAME)
     same = groups is not None and torch.equal(groups.dequantise().to(linear.weight.dtype), linear.weight)
     return groups if same else None
@@ -147,7 +149,9 @@ def drop_groups(model: Any) -> None:
 
 def has_groups(model: Any) -> bool:
     """Whether any linear module has codes: the others then have more bits in the file that was read, and keep them."""
-    return any(_NAME in linear.__dict__ or find_stored(linear) is not None for linear in _find_linears(model))
+    stored = map(find_stored, _find_linears(model))
+    attached = any(_NAME in linear.__dict__ for linear in _find_linears(model))
+    return attached or any(matrix is not None and matrix.has_codes for matrix in stored)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A quantised matrix as a file holds it: rows of blocks in a type of ggml, mapped and not read before they are needed.
+"""A matrix as a file holds it: rows of blocks in a type of ggml, mapped and not read before they are needed.
 
 Shapes: O outputs, I inputs, X bytes of a row or of a block, N rows that are wanted.
 """
@@ -20,6 +20,7 @@ from stages.engine.quantisation.layouts import read_groups
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 PART_BYTES = 1 << 19  # of blocks that are dequantised at a time: fewer calls, in a cache
+NUMBER_TYPES = ("BF16", "F16")  # without codes: each block is a number
 KEPT_WEIGHTS = 4 << 20  # of rows that were looked up and are kept in float32
 
 
@@ -27,7 +28,7 @@ KEPT_WEIGHTS = 4 << 20  # of rows that were looked up and are kept in float32
 class StoredMatrix:
     """A matrix in the blocks of a type of ggml."""
 
-    kind: str  # name of the type, one of `FILE_KINDS`: Q4_K, Q6_K, ...
+    kind: str  # name of the type, one of `FILE_KINDS` or `NUMBER_TYPES`: Q4_K, Q6_K, BF16, ...
     inputs: int
     rows_OX: Bytes  # blocks of each output, a view of the file
     order_O: Tensor | None = None  # which row of the file is which output; None: they are in the same order
@@ -39,6 +40,10 @@ class StoredMatrix:
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
         return len(self.rows_OX), self.inputs
+
+    @property
+    def has_codes(self) -> bool:
+        return self.kind not in NUMBER_TYPES
 
     def numel(self) -> int:
         """Return the number of weights, as a tensor does."""
@@ -107,6 +112,10 @@ class StoredMatrix:
 
     def _write_weights(self, rows_NX: Bytes, weights_NI: Floats) -> None:
         """Write the weights of rows of blocks."""
+        if not self.has_codes:
+            short = self.kind == "F16"
+            weights_NI[...] = rows_NX.view("<f2") if short else (rows_NX.view("<u2").astype("<u4") << 16).view("<f4")
+            return
         step = max(1, PART_BYTES // max(1, rows_NX.shape[1]))
         for start in range(0, len(rows_NX), step):
             groups = read_groups(self.kind, rows_NX[start : start + step])

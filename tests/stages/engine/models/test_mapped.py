@@ -1,4 +1,4 @@
-"""Models whose matrices stay in their GGUF file: they are the model that is read whole, and hold none of them."""
+"""Models whose matrices stay in their files: they are the model that is read whole, and hold none of them."""
 
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
+from stages.engine.checkpoints import mapped_checkpoint
 from stages.engine.compiled import packing
 from stages.engine.forward_pass.proof import read_at_once, read_texts
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
@@ -51,13 +52,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def write_case(name: str, folder: Path) -> Path:
-    architecture, kind, fields, keys = CASES[name]
+def make_case(name: str) -> Any:
+    architecture, _, fields, _ = CASES[name]
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**SHAPE, **fields}))
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
+    return model
+
+
+def write_case(name: str, folder: Path) -> Path:
+    architecture, kind, _, keys = CASES[name]
+    model = make_case(name)
     return write(
         folder / f"{name}.gguf", architecture, keys_of(model.config, **keys), tensors_of(model, architecture), kind
     )
@@ -100,6 +107,51 @@ def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Pat
     for model in (mapped, whole):
         model.restrict(kept)
     assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["Q4_0", "biases", "gemma2"])  # by their architectures
+def test_matrices_of_16_bits_stay_in_their_files(
+    name: str, kind: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mapped_checkpoint, "MAPPED_FROM", 0)
+    made = make_case(name).to(kind)
+    made.generation_config.eos_token_id = [7, 9]
+    made.save_pretrained(tmp_path, max_shard_size="500KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    mapped, whole = (load_model(str(tmp_path), "float32", "cpu", "auto", trained=trained) for trained in (False, True))
+    assert [is_mapped(model.model) for model in (mapped, whole)] == [True, False]
+    assert held_bytes(mapped.model) < 0.02 * held_bytes(whole.model)
+    assert fingerprint(mapped) == fingerprint(whole)
+    for field in ("parameters", "weights", "vocabulary_size", "hidden_size", "eos_ids"):
+        assert getattr(mapped, field) == getattr(whole, field)
+    for model in (mapped, whole):
+        model.prove_forward()
+    assert mapped.forward_pass.name == whole.forward_pass.name
+    assert mapped.reads_trees == whole.reads_trees
+    text = list(range(40, 90))
+    assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+    for model in (mapped, whole):
+        model.restrict(set(range(7, 90)))
+    assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
+    assert not is_mapped(load_model(str(tmp_path), "float32", "cpu", "int4").model), "quantised here"
+
+
+@pytest.mark.parametrize("change", ["float32", "more", "small"])
+def test_other_folders_are_read_whole(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if change != "small":
+        monkeypatch.setattr(mapped_checkpoint, "MAPPED_FROM", 0)
+    made = make_case("Q4_0")
+    if change != "float32":
+        made = made.bfloat16()
+    if change == "more":
+        made.model.layers[0].self_attn.q_proj.bias = torch.nn.Parameter(torch.zeros(256, dtype=torch.bfloat16))
+    made.save_pretrained(tmp_path)
+    if change == "more":
+        with pytest.raises(ModelError, match="in excess"):
+            load_model(str(tmp_path), "float32", "cpu")
+    else:
+        assert not is_mapped(load_model(str(tmp_path), "float32", "cpu").model)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "tied", "joined"])  # rows in another order, one matrix twice, parts of one
