@@ -172,10 +172,11 @@ def rollback(uri: str, name: str) -> tuple[int | None, int]:
         champion, former = _champions(client, name) if versions else (None, [])
         earlier = _still_there(former, versions, champion)
         if not earlier:
+            store = "" if uri == default_uri(Path("runs")) else f" --mlflow-uri {shlex.quote(uri)}"
             present = "it has no champion and has" if champion is None else f"version {champion} has"
             raise ModelError(
                 f"a former champion of {name!r} must exist to go back to, but {present} had none that is"
-                f" still there; choose one with `omnidraft versions promote N --name {shlex.quote(name)}`"
+                f" still there; choose one with `omnidraft versions promote N --name {shlex.quote(name)}{store}`"
             )
         _remember(client, name, earlier)  # without what a killed process left
         client.set_registered_model_alias(name, CHAMPION, str(earlier[-1]))

@@ -147,7 +147,7 @@ def test_a_version_is_promoted_and_rolled_back(five: Path):
     assert champion(five) == 4
     assert "champion: #2 again, instead of #4" in output_of("versions", "rollback", *where)
     assert champion(five) == 2
-    with pytest.raises(ModelError, match=f"former champion.*`omnidraft versions promote N --name {MODEL}`"):
+    with pytest.raises(ModelError, match=f"former champion.*`omnidraft versions promote N --name {MODEL} --mlflow-uri"):
         output_of("versions", "rollback", *where)
     assert output_of("versions", "show", "champion", *where) == output_of("versions", "show", "2", *where)
 

@@ -68,7 +68,9 @@ def test_a_champion_must_exist(uri: str, shared: str):
     with pytest.raises(ModelError, match="must have a version 9"):
         promote(uri, shared, 9)
     connect(uri).delete_registered_model_tag(shared, "former_champions")
-    with pytest.raises(ModelError, match=f"it has no champion.* `omnidraft versions promote N --name {shared}`"):
+    with pytest.raises(
+        ModelError, match=f"it has no champion.* `omnidraft versions promote N --name {shared} --mlflow-uri {uri}`"
+    ):
         rollback(uri, shared)
     with pytest.raises(ModelError, match="has none"):
         promote(uri, "nothing", 1)
