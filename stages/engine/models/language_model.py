@@ -47,6 +47,7 @@ from stages.engine.quantisation.modules import (
     ROUNDING,
     count_weights,
     drop_groups,
+    find_stored,
     has_groups,
     is_mapped,
     iterate_weights,
@@ -375,8 +376,11 @@ def _require_finite(model: Any, source: str) -> None:
     is NaN or infinite if one of its terms is.
     """
     coded = has_groups(model)
-    for name, weight in model.named_parameters():
-        if (weight.ndim == 1 or not coded) and not weight.detach().sum(dtype=torch.float32).isfinite():
+    weights = [(name, weight.detach()) for name, weight in model.named_parameters() if weight.ndim == 1 or not coded]
+    stored = [(f"{name}.weight", find_stored(module)) for name, module in model.named_modules()]
+    mapped = [(name, matrix) for name, matrix in stored if matrix is not None and not matrix.has_codes]
+    for name, weight in (*weights, *mapped):
+        if not (weight.sum(dtype=torch.float32).isfinite() if isinstance(weight, Tensor) else weight.is_finite()):
             raise ModelError(
                 f"every weight of {source} must be a finite number, but {name} holds NaN or infinity; "
                 "fetch or convert the model again, or choose another"

@@ -98,6 +98,15 @@ class StoredMatrix:
         weights = dequantize(blocks_NX, kind).reshape(-1, block)
         return torch.from_numpy(weights[np.arange(len(places)), places % block])
 
+    def is_finite(self) -> bool:
+        """Whether every number of a matrix without codes is finite: of others, not all bits of the exponent are set."""
+        exponent = 0x7C00 if self.kind == "F16" else 0x7F80
+        step = max(1, PART_BYTES // self.rows_OX.shape[1])
+        parts = (self.rows_OX[start : start + step].view("<u2") for start in range(0, len(self.rows_OX), step))
+        finite = all(((part_NI & exponent) != exponent).all() for part_NI in parts)
+        self.release()
+        return finite
+
     def release(self) -> None:
         """Give back the memory of the file's pages that were read; they are read again where they are needed."""
         release_pages(self.rows_OX)

@@ -135,6 +135,11 @@ def test_matrices_of_16_bits_stay_in_their_files(
         model.restrict(set(range(7, 90)))
     assert torch.equal(read_in_steps(mapped, text), read_in_steps(whole, text))
     assert not is_mapped(load_model(str(tmp_path), "float32", "cpu", "int4").model), "quantised here"
+    with torch.no_grad():
+        made.model.layers[1].mlp.down_proj.weight[200, 3] = float("-inf")
+    made.save_pretrained(tmp_path, max_shard_size="500KB")
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or infinity"):
+        load_model(str(tmp_path), "float32", "cpu", "auto")
 
 
 @pytest.mark.parametrize("change", ["float32", "more", "small"])
