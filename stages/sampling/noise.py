@@ -12,18 +12,26 @@ Shapes: V weights.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from stages.engine.compiled.lines.compiling import Floats, Integers, compile_function, compiled
+from stages.engine.compiled.lines.line import sums_in_any_order
 from store.noise import MULTIPLIERS, STEP, key_of, number_of
 
 _STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 _ONE, _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (1, 30, 27, 31, 11))
 _OWN = np.empty(0, np.int64)
 NOBODY = -1  # index where fewer arrive
+CHUNK = 256  # weights that are looked at together
+
+
+@cache
+def _own_names(size: int) -> Integers:
+    return np.arange(size)
 
 
 class Arrival(NamedTuple):
@@ -65,36 +73,46 @@ class Noise:
         `names_V`: the tokens whose numbers the indices have; empty: they are the tokens.
         """
         found, times = np.full(most, NOBODY, np.int64), np.full(most, np.inf)
+        names_V = names_V if names_V.size else _own_names(len(weights_V))
         _race(weights_V.detach().cpu().numpy(), np.uint64(key_of(self.key, place)), names_V, found, times)
         pairs = zip(found.tolist(), times.tolist(), strict=True)
         return [Arrival(index, time) for index, time in pairs if index != NOBODY]
 
 
 @compiled
-def _mix(key: np.uint64, name: int) -> np.uint64:
-    """As `number_of`, given the key of a place; before it becomes a number."""
+def _number(key: np.uint64, name: int) -> float:
+    """As `number_of`, given the key of a place."""
     mixed = key + (np.uint64(name) + _ONE) * _STEP
     mixed = (mixed ^ (mixed >> _S30)) * _FIRST
     mixed = (mixed ^ (mixed >> _S27)) * _SECOND
-    return (mixed ^ (mixed >> _S31)) >> _S11
+    return (np.float64((mixed ^ (mixed >> _S31)) >> _S11) + 0.5) * 2.0**-53
+
+
+@sums_in_any_order
+def _none_arrives(weights: Floats, key: np.uint64, names: Integers, bound: float) -> bool:
+    """Return whether no index arrives before a time. -log(u) is at least 1 - u, which is compiled to vectors."""
+    early = 0.0
+    for index in range(weights.size):
+        margin = bound * np.float64(weights[index]) - (1.0 - _number(key, names[index]))
+        early += margin + abs(margin)
+    return early == 0.0
 
 
 @compile_function
 def _race(weights_V: Floats, key: np.uint64, names_V: Integers, found: Integers, times: Floats) -> None:
-    """Write the first indices of a race and their times, given the key of the place.
-
-    -log(u) is at least 1 - u: only an index that this lets arrive early enough needs the logarithm.
-    """
+    """Write the first indices of a race and their times, given the key of the place."""
     last = found.size - 1
-    for index in range(weights_V.size):
-        weight = np.float64(weights_V[index])
-        number = (np.float64(_mix(key, names_V[index] if names_V.size else index)) + 0.5) * 2.0**-53
-        if not 1.0 - number < times[last] * weight:
+    for begin in range(0, weights_V.size, CHUNK):
+        end = min(begin + CHUNK, weights_V.size)
+        if times[last] < np.inf and _none_arrives(weights_V[begin:end], key, names_V[begin:end], times[last]):
             continue
-        time, rank = -math.log(number) / weight, last
-        if time >= times[last]:
-            continue
-        while rank > 0 and times[rank - 1] > time:
-            times[rank], found[rank] = times[rank - 1], found[rank - 1]
-            rank -= 1
-        times[rank], found[rank] = time, index
+        for index in range(begin, end):
+            weight, number = np.float64(weights_V[index]), _number(key, names_V[index])
+            if not 1.0 - number < times[last] * weight:
+                continue
+            time, rank = -math.log(number) / weight, last
+            while rank > 0 and times[rank - 1] > time:
+                times[rank], found[rank] = times[rank - 1], found[rank - 1]
+                rank -= 1
+            if time < times[rank]:
+                times[rank], found[rank] = time, index
