@@ -368,7 +368,7 @@ class Decode(Stage[SequenceState, Draft]):
         found next.
         """
         assert self.selection is not None
-        if len(growing.walks) == len(growing.rows):
+        if all(number in growing.walks for number in active):
             return
         probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.selection.most + 1, logits_BD.shape[1]))
         for number, probs, pieces in zip(active, probs_BO.tolist(), pieces_BO.tolist(), strict=True):
