@@ -90,7 +90,7 @@ def test_a_section_is_no_setting():
         ("sampling.temperature", float("inf"), "must be a finite number, got inf."),
         ("sampling.temperature", float("nan"), "must be a finite number, got nan."),
         ("draft.max_draft", 65, "must be less than or equal to 64, got 65."),
-        ("draft.mode", "tree", "must be 'trie', 'match', 'tli' or 'paper', got 'tree'."),
+        ("draft.mode", "tree", "must be 'trie', 'coupled', 'match', 'tli' or 'paper', got 'tree'."),
         ("draft.costs", "x", "must be 'tracked' or 'estimated' or a number, got 'x'."),
         ("draft.stop", 2.0, "must be 'cost' or 'never' or less than or equal to 1, got 2.0."),
         ("learn.enabled", "no", "must be true or false, got 'no'."),

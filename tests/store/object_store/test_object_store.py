@@ -247,7 +247,7 @@ def test_an_unreachable_store_stops_the_run_at_its_last_commit(
     run = Run(tmp_path / "run", place)
     run.commit(0)
     getattr(door, failure)()
-    with pytest.raises(OmnidraftError, match=f"omnidraft replay --resume {place}"):
+    with pytest.raises(OmnidraftError, match=f"omnidraft replay --resume '?{place}"):
         run.commit(1)
     run.kill()
     door.shut()
