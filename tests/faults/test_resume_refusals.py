@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from faulty_runs import Ended, Life, Stream, World
-from safetensors.torch import load_file, save_file
-from tiny_pair import TinyPair
+from replaying import StoppingDisplay, config_of
+from tiny_pair import TinyPair, scale_weights
 
+from pipeline.run.replay import Replay
 from store.log.manifest import MANIFEST, PREVIOUS, read_manifest
 
 
@@ -120,19 +121,10 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
 @pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["target", "drafter"])
-def test_models_whose_weights_were_changed_since(
-    tiny_pair: TinyPair,
-    run: Path,
-    tmp_path: Path,
-    which: str,
-):
+def test_models_whose_weights_were_changed_since(tiny_pair: TinyPair, tmp_path: Path, which: str):
     """Sizes and vocabularies are the same, the weights are different."""
-    path = getattr(tiny_pair, which) / "model.safetensors"
-    content, weights = path.read_bytes(), load_file(path)
-    try:
-        save_file({name: weight * 1.01 for name, weight in weights.items()}, path, metadata={"format": "pt"})
-        type_command(tmp_path, "replay", "--resume", run).assert_clear(
-            2, "must resume with the models that it began with"
-        )
-    finally:
-        path.write_bytes(content)
+    pair, run = tiny_pair.copy_to(tmp_path), tmp_path / "run"
+    with StoppingDisplay(3) as display:
+        assert Replay(config_of(pair), run).run(display)["stopped"]
+    scale_weights(getattr(pair, which))
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(2, "must resume with the models that it began with")

@@ -1,12 +1,14 @@
 """A pair and a trio of tiny models with different vocabularies, trained for a moment on one family of sentences."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
 from filelock import FileLock
+from safetensors.torch import load_file, save_file
 
 from benchmarks.model_building import recipes
 from benchmarks.model_building.pretrain import Recipe
@@ -53,6 +55,18 @@ class TinyPair:
     def options(self) -> list[str]:
         """Options of the command line for the pair."""
         return ["--target", str(self.target), "--drafter", str(self.drafter)]
+
+    def copy_to(self, folder: Path) -> "TinyPair":
+        """Return a pair whose weights may be changed: other processes read the files of this one."""
+        target, drafter = (shutil.copytree(path, folder / path.name) for path in (self.target, self.drafter))
+        return replace(self, target=target, drafter=drafter)
+
+
+def scale_weights(folder: Path) -> None:
+    """Change every weight of a model by a hundredth."""
+    path = folder / "model.safetensors"
+    weights = {name: 1.01 * weight for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def write_prompts(path: Path, texts: Sequence[str]) -> Path:

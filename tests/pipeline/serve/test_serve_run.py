@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from serving_tiny import (
     HANG_SECONDS,
     OFTEN,
@@ -24,7 +23,7 @@ from serving_tiny import (
     texts,
     wait_until,
 )
-from tiny_pair import TinyPair
+from tiny_pair import TinyPair, scale_weights
 from torch import Tensor
 
 from pipeline.config.settings import Config
@@ -110,17 +109,16 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
 @pytest.mark.parametrize("which", ["target", "drafter"])
 def test_other_models_are_refused_before_anything_is_written(tiny_pair: TinyPair, tmp_path: Path, which: str):
     """Models with the same sizes and vocabularies but other weights. No learner starts."""
-    config = serve_config(tiny_pair)
+    pair = tiny_pair.copy_to(tmp_path)
+    config = serve_config(pair)
     run = begin_run(config, tmp_path / "run")
     before = read_manifest(run)
-    path = getattr(tiny_pair, which) / "model.safetensors"
-    content, weights = path.read_bytes(), load_file(path)
-    try:
-        save_file({name: weight * 1.01 for name, weight in weights.items()}, path, metadata={"format": "pt"})
-        with pytest.raises(RunError, match="must resume with the models that it began with"):
-            open_server(config.with_overrides({"serve.learn": "live"}), run)
-    finally:
-        path.write_bytes(content)
+    path = getattr(pair, which) / "model.safetensors"
+    content = path.read_bytes()
+    scale_weights(path.parent)
+    with pytest.raises(RunError, match="must resume with the models that it began with"):
+        open_server(config.with_overrides({"serve.learn": "live"}), run)
+    path.write_bytes(content)
     assert read_manifest(run) == before
     assert not (run / "partitions").exists()
     open_server(config, run)  # the run is not locked
