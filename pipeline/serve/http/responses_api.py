@@ -131,15 +131,15 @@ class ResponseObject(CompletionResponse):
         scored = super().add_chunk(index, chunk)
         found: Any = format_chat_logprobs(scored or (), self._bytes_of)
         self._scores += found["content"]
-        content, calls = self._choices[index].calls.push(chunk.text, last=chunk.finish is not None)
-        if content:
-            self._begin_message()
-            self._add_event("output_text.delta", **self._place, delta=content, logprobs=self._scores)
-            self._content["text"] += content
-            self._content["logprobs"] += self._scores
-            self._scores = []
-        for call in calls:
-            self._add_call(call)
+        for part in self._choices[index].calls.divide(chunk.text, last=chunk.finish is not None):
+            if isinstance(part, ToolCall):
+                self._add_call(part)
+            elif part:
+                self._begin_message()
+                self._add_event("output_text.delta", **self._place, delta=part, logprobs=self._scores)
+                self._content["text"] += part
+                self._content["logprobs"] += self._scores
+                self._scores = []
         if chunk.finish is not None:
             self._end_message()
         return scored

@@ -182,10 +182,16 @@ class CallReader:
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCall]]:
         """Add a part of the text. Returns the new content and the new calls."""
+        parts = self.divide(text, last=last)
+        content = "".join(part for part in parts if isinstance(part, str))
+        return content, [part for part in parts if isinstance(part, ToolCall)]
+
+    def divide(self, text: str, *, last: bool = False) -> list[str | ToolCall]:
+        """Add a part of the text. Returns new content and new calls in their order."""
         if self._style is None:
-            return text, []
+            return [text]
         self._pending += text
-        parts, calls = list[str](), list[ToolCall]()
+        parts = list[str | ToolCall]()
         while (place := self._find_begin(self._style)) is not None:
             begin, body = place
             try:
@@ -201,14 +207,14 @@ class CallReader:
             end, found = read
             parts.append(self._take(begin).rstrip())
             self._take(end - begin)
-            calls, self._bare, self._separators = calls + found, True, SEPARATORS
-        self.count += len(calls)
+            parts += found
+            self.count, self._bare, self._separators = self.count + len(found), True, SEPARATORS
         held = self._pending[place[0] :] if place else self._find_begun(self._style)
         parts.append(self._take(len(self._pending.removesuffix(held).rstrip())))
         if last:
             rest = self._take(len(self._pending))
             parts.append(rest.rstrip(self._separators if self._bare else None) if self.count else rest)
-        return "".join(parts), calls
+        return parts
 
     def _take(self, size: int) -> str:
         taken, self._pending = self._pending[:size], self._pending[size:]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_doubles import MODEL, ScriptedEngine
 
-from pipeline.serve.http.tool_calls import BARE, CallReader, ToolUse
+from pipeline.serve.http.tool_calls import BARE, CallReader, ToolCall, ToolUse
 from stages.vocabulary.chat import HERMES, LLAMA, MISTRAL, XML, CallStyle
 
 ADD = {
@@ -260,3 +260,23 @@ def test_any_division_of_a_text_gives_the_same(text: str, style: CallStyle, data
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read_parts(parts, style) == read_parts([text], style) == read_parts([*text, ""], style)
+
+
+def in_order(parts: list[str]) -> list[str]:
+    """What a completion that comes in parts consists of: adjacent contents joined, and the names of calls."""
+    reader, found = CallReader(ToolUse((ADD, NOW), HERMES, names=frozenset({"add", "now"}))), list[str]()
+    for number, part in enumerate(parts, start=1):
+        for one in reader.divide(part, last=number == len(parts)):
+            if isinstance(one, ToolCall):
+                found += [one.name, ""]
+            else:
+                found = [*found[:-1], (found or [""])[-1] + one]
+    return found
+
+
+def test_contents_and_calls_keep_their_order_however_the_text_is_divided():
+    text = f"I add.\n{CALL}\nThen I look.\n{OTHER}\nDone."
+    assert in_order([text]) == ["I add.", "add", "\nThen I look.", "now", "\nDone."]
+    assert in_order(list(text)) == in_order([text])
+    for cut in range(1, len(text)):
+        assert in_order([text[:cut], text[cut:]]) == in_order([text])
