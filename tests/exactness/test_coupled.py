@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log
 
@@ -17,6 +17,7 @@ from whole_stages import Stages, new_row, stages_of
 
 from stages.sampling.noise import Arrival, Noise
 from stages.sampling.random_source import SeededRandomSource
+from stages.sampling.transforms import LogitTransform, Penalties
 
 PLACES = 3
 SMALL = ((0,), (1,), (0, 1), (1, 0, 0))  # as many tokens as a grid of noise can have
@@ -85,13 +86,15 @@ def given_trees(world: World) -> Stages:
     return GivenTrees(decode, lambda row: None if row.emitted % 2 else tree), translate, verify
 
 
-def drafted_text(stages: Stages, noise: Noise) -> tuple[tuple[int, ...], int]:
+def drafted_text(
+    stages: Stages, noise: Noise, transforms: tuple[LogitTransform, ...] = ()
+) -> tuple[tuple[int, ...], int]:
     """The first tokens that whole stages emit, and how many drafted ones were accepted. Their cache may have changed
     with every text before.
     """
     decode, translate, verify = stages
     row = new_row(SeededRandomSource(0, 0), PLACES)
-    row.noise = noise
+    row.noise, row.transforms = noise, transforms
     for stage in stages:
         stage.admit(row)
     accepted = 0
@@ -161,3 +164,20 @@ def test_a_drafter_that_is_the_target_is_always_right():
     decode.model.restrict(range(3))
     for seed in range(40):
         assert drafted_text((decode, translate, verify), Noise.from_seed(seed, 0))[1] == PLACES
+
+
+def test_penalties_belong_to_the_distribution_that_races():
+    world, penalties = World(NESTED, 4, max_draft=3, seed=7), (Penalties([0], 1.5, 0.5, 1.2),)
+    plain, *drafted = (
+        chains(replace(world, max_draft=0)),
+        chains(world),
+        trees_of_the_model(world),
+        given_trees(world),
+    )
+    changed = 0
+    for seed in range(30):
+        noise = Noise.from_seed(seed, 1)
+        text, _ = drafted_text(plain, noise, penalties)
+        assert [drafted_text(stages, noise, penalties)[0] for stages in drafted] == [text] * len(drafted)
+        changed += text != plain_text(world, noise)
+    assert changed > 2, "penalties must have changed some texts"
