@@ -212,8 +212,6 @@ class LogReader:
 
     def _find_foreign_numbers(self) -> pa.Table:
         """Return the emitted tokens of `decisions` whose uniform is not the number of their completion's noise."""
-        if "noise" not in dict(self.columns("prompts")):  # written before there was any
-            return self.recipe("check").slice(0, 0)
         rows = self.select(_BY_NOISE)
         keys, places, tokens = (rows[name].to_numpy().astype(np.uint64) for name in ("noise", "position", "emitted_id"))
         wanted = np.floor(number_of(keys, places, tokens) * (1 << UNIFORM_BITS)) / (1 << UNIFORM_BITS)

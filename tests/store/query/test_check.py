@@ -9,6 +9,7 @@ import pytest
 from event_making import make_completed
 from synthetic_runs import (
     bonus,
+    change_manifest,
     commit_changes,
     decision,
     make_rejection,
@@ -124,3 +125,17 @@ def test_the_numbers_of_noise_are_computed_again(tmp_path):
     prompts = [make_completed(0, noise=key), make_completed(1)]
     (found,) = problems(tmp_path, [*events, *greedy, *prompts])
     assert "number of this place and token" in found
+
+
+def test_a_log_of_version_1_is_read(tmp_path):
+    """It lacks the column of noise."""
+    run = write_run(tmp_path, [*small_run_events(), make_completed(99)])
+    for part in read_manifest(run).tables["prompts"]:
+        path = part_path(run, part)
+        pq.write_table(pq.read_table(path).drop_columns(["noise"]), path)
+    commit_changes(run)
+    change_manifest(run, lambda content: content.update(schema_version=1))
+    with LogReader([run]) as log:
+        assert log.select("SELECT noise FROM prompts")["noise"].null_count > 0
+        found = log.check()
+    assert (found.decisions, found.mismatches.num_rows) == (75, 0)
