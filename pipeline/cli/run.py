@@ -218,6 +218,9 @@ def _resume(run: Path, overrides: Mapping[str, object], workers: Workers, show: 
 
 def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, show: Show, *, resume: bool) -> None:
     with status("loading models", is_long=True), pause_collection():
+        from stages.engine.checkpoints.deferred_imports import keep_arrow_alone
+
+        keep_arrow_alone()
         from pipeline.reports.progress import make_display
         from pipeline.run.replay import Replay
 

@@ -40,6 +40,7 @@ from pipeline.serve.messages import (
     PlainPrompt,
 )
 from pipeline.serve.run import ServerRun
+from stages.engine.checkpoints.deferred_imports import keep_arrow_alone
 from stages.sampling.grammars import GrammarSource
 from stages.vocabulary.chat import NO_VALUES
 from store.child import Child, ChildError, KeptChild, Parent, RestartBudget, make_picklable
@@ -176,6 +177,7 @@ def run_engine(parent: Parent, setup: EngineSetup) -> None:
         if isinstance(event, COUNTED):
             sender.send(event)
 
+    keep_arrow_alone()
     with closing(_Sender(parent)) as sender:
         setup, folder, mirror = setup.open()
         server = ServerRun(setup.config, folder, send_event, resume=setup.resume, mirror=mirror)

@@ -5,23 +5,31 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from stages.engine.checkpoints.deferred_imports import defer_imports
 from stages.engine.models.huggingface import new_llama
 
+WEIGHTS = "model.safetensors"
 PROGRAM = """
 import sys
 import torch
+import pyarrow
 from pipeline.learning.drift import make_detector
+from stages.engine.checkpoints.deferred_imports import keep_arrow_alone
 from stages.engine.models.huggingface import load_causal_model
+keep_arrow_alone()
 model = load_causal_model(sys.argv[1], "float32", "cpu")
 optimiser = torch.optim.AdamW(model.parameters())
 model(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
 optimiser.step()
+model.save_pretrained(sys.argv[2])
 make_detector("page-hinkley").update(0.5)
+table = pyarrow.table({"a": pyarrow.array(["b", "c"])})
 late = {"torch._dynamo.eval_frame", "scipy.optimize", "scipy.stats", "accelerate", "sklearn", "pandas", "mlflow"}
 assert not late & set(sys.modules), late & set(sys.modules)
 
+assert table.to_pandas()["a"].tolist() == ["b", "c"]
 from transformers.loss import loss_for_object_detection
 assert loss_for_object_detection.linear_sum_assignment([[2, 1], [1, 2]])[1].tolist() == [1, 0]
 assert "scipy.optimize" in sys.modules
@@ -39,8 +47,14 @@ assert "torch._dynamo.eval_frame" in sys.modules
 
 def test_models_and_training_load_no_compiler_until_one_is_called(tmp_path: Path):
     new_llama(0, vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1).save_pretrained(tmp_path)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
+    assert load_file(tmp_path / "saved" / WEIGHTS).keys() == load_file(tmp_path / WEIGHTS).keys()
 
 
 @pytest.fixture
