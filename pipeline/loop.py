@@ -19,6 +19,7 @@ intermediate state: only there can a run be committed.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -34,6 +35,8 @@ from stages.learn.examples.builder import ExampleBuilder
 from stages.translate import Translate
 from store.errors import UsageError
 from store.events import Event, PromptReceived, PromptRejected
+
+AWAITED_SECONDS = 0.05  # for the transforms of rows when nothing else is in flight
 
 
 class UnfitPromptError(UsageError):
@@ -142,10 +145,17 @@ class TargetRunner:
             stage.admit(row)
 
     def step(self) -> Iterator[Event]:
-        """Run one block of every sequence in flight and finish those that it completes."""
-        reading = any(row.reading for row in self._rows)  # a pass that reads prompts has not the cost of its drafts
+        """Run one block of every sequence in flight and finish those that it completes. Rows whose transforms are not
+        ready sit out; if all do, wait for one of them, but not for long.
+        """
+        awaited = [future for row in self._rows if (future := row.prepare_transforms())]
+        if len(awaited) == len(self._rows):
+            wait(awaited, AWAITED_SECONDS, return_when=FIRST_COMPLETED)
+            return
+        # a pass that reads prompts, or decodes rows that may not draft, has not the cost of its drafts
+        measured = all(row.waiting or row.may_draft for row in self._rows)
         block = yield from self.draft_block()
-        yield from self.finish_block(block, measured=not reading)
+        yield from self.finish_block(block, measured=measured)
 
     def draft_block(self) -> Generator[Event, None, DraftedBlock]:
         """Draft for every sequence in flight.

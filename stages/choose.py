@@ -69,7 +69,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
-        ready = [row for row in batch if not row.reading]
+        ready = [row for row in batch if row.may_draft]
         grown = dict(zip(ready, self.memory.grow(ready), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
         self._choices = {

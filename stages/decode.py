@@ -264,7 +264,7 @@ class Decode(Stage[SequenceState, Draft]):
         certain = [row.noise is not None or (row.sampling or self._sampling).is_greedy for row in batch]
         growing = GrowingDrafts.from_rows(batch, certain)
         limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
-        going = [number for number, row in wanted if not row.reading and limits[number] and self.has_space(row)]
+        going = [number for number, row in wanted if row.may_draft and limits[number] and self.has_space(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         if self.selection and going and self.selection.wants_alternatives(len(batch)):
             growing.alternatives = {number: [] for number in going if growing.certain[number]}

@@ -189,11 +189,11 @@ class Verify(Stage[Proposal, Verdict]):
         """
         if not batch:
             return []
-        ready = [proposal for proposal in batch if not proposal.draft.row.reading]
+        ready = [proposal for proposal in batch if not proposal.draft.row.sits_out]
         read = [self.model.length(proposal.draft.row) for proposal in ready]
         logits_NV, hidden_NW, starts = self._target_logits(batch, ready)
         verdicts = iter(self._decide(ready, read, logits_NV, hidden_NW, starts) if ready else ())
-        found = [Verdict(one, (), (), 0, 0) if one.draft.row.reading else next(verdicts) for one in batch]
+        found = [Verdict(one, (), (), 0, 0) if one.draft.row.sits_out else next(verdicts) for one in batch]
         if self.reader:
             self.reader.after_pass()
         return found
@@ -263,7 +263,7 @@ class Verify(Stage[Proposal, Verdict]):
         everyone = [proposal.draft.row for proposal in batch]
         scored = [row.reading and row.prompt_logprobs is not None for row in everyone]
         read = [self.model.length(row) for row in everyone]
-        counts = [0 if one.draft.row.reading else len(one.verifiable) + 1 for one in batch]
+        counts = [0 if one.draft.row.sits_out else len(one.verifiable) + 1 for one in batch]
         wanted = [len(new) if scores else count for scores, new, count in zip(scored, fed, counts, strict=True)]
         options = {} if self._project is None else {"hidden": True}
         logits_NV, hidden_NW = self.model.forward(everyone, fed, wanted, parents=_parents(batch, fed), **options)
@@ -283,7 +283,7 @@ class Verify(Stage[Proposal, Verdict]):
 
     def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:
         row = proposal.draft.row
-        if row.reading:
+        if row.sits_out:
             return prompts.get(row, ())
         return [*row.tokens[self.model.length(row) :], *proposal.verifiable]
 

@@ -5,7 +5,7 @@ Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
@@ -19,6 +19,9 @@ from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitTransform
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Origin, Outcome, Translation
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Numbers = npt.NDArray[Any]
 
@@ -57,6 +60,7 @@ class SequenceState:
     # drafter does not read it
     target_state: Tensor | None = None
     reading: bool = False  # whether the target is still reading the prompt: until then nothing is drafted or emitted
+    waiting: bool = False  # whether a transform is still computing what the next token needs: it sits out the block
     # log probabilities of the prompt's first token and of those whose place was read, with as many alternatives as
     # `logprobs`; None if they are not wanted
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -85,6 +89,25 @@ class SequenceState:
         """Whether it has wishes of a request, which ends with the process that answers it."""
         of_tokens = self.sampling and (self.sampling.ignore_eos or self.sampling.stop_token_ids)
         return bool(self.stop_strings or self.transforms or of_tokens or self.hint)
+
+    @property
+    def sits_out(self) -> bool:
+        """Whether nothing is drafted or emitted in this block."""
+        return self.reading or self.waiting
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether it may have drafts in this block: not where each place of a draft takes a transform long."""
+        return not (self.sits_out or any(transform.is_slow for transform in self.transforms))
+
+    def prepare_transforms(self) -> "Future[Any] | None":
+        """Begin to compute what the transforms need for the next token. Called before each block, which the row sits
+        out if it is not there. Returns what is to be awaited then.
+        """
+        futures = () if self.reading else (one.prepare(self.tokens[self.prompt_length :]) for one in self.transforms)
+        awaited = next((future for future in futures if future and not future.done()), None)
+        self.waiting = awaited is not None
+        return awaited
 
     @property
     def collects_soft_targets(self) -> bool:

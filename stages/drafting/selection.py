@@ -86,7 +86,7 @@ class Selection:
         if not offered:
             return list(batch)
         offered.sort(key=lambda one: (-one.gain, not one.of_chain, one.row, one.place))
-        ready = [proposal for proposal in batch if not proposal.draft.row.reading]
+        ready = [proposal for proposal in batch if not proposal.draft.row.sits_out]
         fixed = [proposal for proposal in ready if not proposal.draft.droppable]
         tokens = len(ready) + sum(len(proposal.verifiable) for proposal in fixed)
         emitted = len(ready) + sum(_expected_tokens(proposal.draft) - 1 for proposal in fixed)

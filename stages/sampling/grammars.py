@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
 }
+SLOW_SECONDS = 0.002  # of CPU for a mask, beyond which the row waits for it in turn with the others of its kind
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.004  # of a CPU, for all masks of a row: in all, and more for each emitted token
 JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,16}"  # between the parts of JSON; by default a model may write it for ever
 
@@ -78,13 +80,25 @@ class Grammar(LogitTransform):
     Where it allows none, only the ends of the sequence are allowed. Those are places that are never reached, as the
     tokens before have probability 0, and all places after the parser gave up.
 
+    Where masks take long, those after the emitted tokens are computed in a thread of the pool, if there is one, while
+    other rows are decoded: a mask of a text in which anything may follow takes 20 ms for 49,152 tokens, and a pass of a
+    small target 4.
+
     The parser gives up once for all: at a limit of its own (`LIMITS`), or when the masks of the row have taken too much
     time together, which is a budget as the deadline of a request is. The matcher, an `LLMatcher` at the beginning, is
     copied and stays there; the clock gives seconds of this thread's CPU time.
     """
 
-    def __init__(self, matcher: Any, eos_ids: Collection[int], clock: Callable[[], float] = time.thread_time) -> None:
-        self._matcher, self._eos_ids, self._clock = matcher.deep_copy(), sorted(eos_ids), clock
+    def __init__(
+        self,
+        matcher: Any,
+        eos_ids: Collection[int],
+        clock: Callable[[], float] = time.thread_time,
+        pool: Executor | None = None,
+    ) -> None:
+        self._matcher, self._eos_ids, self._clock, self._pool = matcher.deep_copy(), sorted(eos_ids), clock, pool
+        self._prepared: tuple[int, Future[bytes]] | None = None  # how many tokens were emitted, and the mask after them
+        self._recent_seconds = 0.0  # of a mask, a mean in which the last ones count most
         self._consumed: list[int] = []  # by the matcher
         self._seconds = 0.0
         self._gave_up = False
@@ -92,7 +106,7 @@ class Grammar(LogitTransform):
 
     def start(self) -> "Grammar":
         """Return the grammar at its beginning, if this one was never applied. May be called from any thread."""
-        return Grammar(self._matcher, self._eos_ids, self._clock)
+        return Grammar(self._matcher, self._eos_ids, self._clock, self._pool)
 
     def has_failed(self, emitted: int) -> bool:
         """Whether the last of so many tokens was emitted without a mask, because the parser gave up."""
@@ -100,9 +114,10 @@ class Grammar(LogitTransform):
 
     @override
     def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
-        began = self._clock()
-        bits = b"" if self._gave_up else self._find_allowed(emitted)
-        self._seconds += self._clock() - began
+        prepared, self._prepared = self._prepared, None
+        bits = prepared[1].result() if prepared else b""
+        if not prepared or prepared[0] != len(emitted):
+            bits = self._find_allowed(emitted)
         if self._gave_up or self._matcher.is_error():
             bits, self._gave_up = b"", True
             self._unknown_from = min(self._unknown_from, len(emitted))
@@ -115,8 +130,32 @@ class Grammar(LogitTransform):
             allowed_V[self._eos_ids] = True
         logits_V.masked_fill_(~allowed_V.to(logits_V.device), -torch.inf)
 
+    @property
+    @override
+    def is_slow(self) -> bool:
+        return self._pool is not None and self._recent_seconds > SLOW_SECONDS
+
+    @override
+    def prepare(self, emitted: Sequence[int]) -> "Future[bytes] | None":
+        if not self._prepared and self._pool and self.is_slow:
+            self._prepared = len(emitted), self._pool.submit(self._find_allowed, emitted)
+        return self._prepared[1] if self._prepared else None
+
     def _find_allowed(self, emitted: Sequence[int]) -> bytes:
-        """Return a bit per token, those that are allowed after these; nothing if these are not allowed themselves."""
+        """Return a bit per token, those that are allowed after these; nothing if these are not allowed themselves, or
+        after the parser gave up.
+        """
+        if self._gave_up:
+            return b""
+        began = self._clock()
+        try:
+            return self._compute_mask(emitted)
+        finally:
+            seconds = self._clock() - began
+            self._seconds += seconds
+            self._recent_seconds += (seconds - self._recent_seconds) / 4
+
+    def _compute_mask(self, emitted: Sequence[int]) -> bytes:
         pairs = enumerate(zip(self._consumed, emitted, strict=False))
         shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
         self._matcher.rollback(len(self._consumed) - shared)
@@ -139,6 +178,7 @@ class GrammarCompiler:
         self._token_bytes, self._spell, self._eos_ids = token_bytes, spell, sorted(eos_ids)
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self._pool = ThreadPoolExecutor(1, "grammar-masks")  # releases Python's lock while it computes a mask
 
     def compile(self, source: GrammarSource) -> Grammar:
         """Compile a grammar. Takes milliseconds, up to a second for a large one. Raises `ConfigError` if the grammar is
@@ -165,7 +205,7 @@ class GrammarCompiler:
         matcher.compute_bitmask()  # finds grammars without a text, and those that are too complex at once
         if matcher.is_error():
             raise _invalid_error(matcher.get_error())
-        return Grammar(matcher, self._eos_ids)
+        return Grammar(matcher, self._eos_ids, pool=self._pool)
 
     def _open_tokenizer(self) -> Any:
         """The vocabulary as llguidance reads it; made once, in about a second."""

@@ -11,11 +11,14 @@ Shapes: V target tokens.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class LogitTransform(Protocol):
@@ -27,6 +30,15 @@ class LogitTransform(Protocol):
         may be rejected, so calls come in any order.
         """
         ...
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a place takes so long that nothing is drafted, and the row waits while others are decoded."""
+        return False
+
+    def prepare(self, emitted: Sequence[int]) -> "Future[Any] | None":
+        """Begin to compute what the place after the emitted tokens needs. Returns what is still to be awaited."""
+        return None
 
 
 class LogitBias(LogitTransform):

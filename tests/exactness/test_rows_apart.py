@@ -7,8 +7,9 @@ distribution.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from stages.engine.models.language_model import LanguageModel
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
+from stages.sampling.transforms import LogitBias
 from stages.verification.rules import TrieRule
 from stages.verify import Verify
 from stages.vocabulary.text_stream import StopStrings, TextStream
@@ -159,8 +161,10 @@ def serve(stages: tuple[Decode, Any, Verify], requests: Sequence[Request]) -> li
             for stage in stages:
                 stage.admit(rows[-1])
         release(stages, rows, [row for row in rows if requests[row.offset].leaves == 0])
-        for verdict in judge(translate(decode(rows))):
-            take(verdict, answers[verdict.proposal.draft.row.offset])
+        awaited = [row.prepare_transforms() for row in rows]
+        if not all(awaited):
+            for verdict in judge(translate(decode(rows))):
+                take(verdict, answers[verdict.proposal.draft.row.offset])
         release(stages, rows, [row for row in rows if row.finish or row.block == requests[row.offset].leaves])
         time += 1
     return answers
@@ -246,6 +250,38 @@ def test_the_requests_that_are_tried_end_in_every_way():
     assert any(answer.text.stopped for answer in answers)
     assert answers[0].tokens != answers[1].tokens, "one prompt, two samplings"
     assert answers[0].tokens[:3] == answers[5].tokens, "one prompt, one sampling"
+
+
+class Awaited(LogitBias):
+    """A transform that is awaited for two blocks at every third place."""
+
+    is_slow = True
+
+    def __init__(self) -> None:
+        super().__init__([(4, 0.5)])
+        self.calls = 0
+
+    def prepare(self, emitted: Sequence[int]) -> Future[None] | None:
+        self.calls += 1
+        return Future() if len(emitted) % 3 == 0 and self.calls % 3 else None
+
+
+@pytest.mark.parametrize("forward", ["packed", "modules"])
+def test_rows_that_sit_out_blocks_change_no_text(forward: str, monkeypatch):
+    """They draft nothing, and the others are decoded as without them."""
+    make = row_of
+
+    def make_biased(request: Request, number: int, transform: Callable[[], LogitBias]) -> SequenceState:
+        row = make(request, number)
+        row.transforms = (transform(),) if number % 2 else ()
+        return row
+
+    monkeypatch.setitem(globals(), "row_of", partial(make_biased, transform=lambda: LogitBias([(4, 0.5)])))
+    drafted, plain = (serve(stages_of(forward, most, END), MANY) for most in (3, 0))
+    monkeypatch.setitem(globals(), "row_of", partial(make_biased, transform=Awaited))
+    for number, answer in enumerate(serve(stages_of(forward, 3, END), MANY)):
+        wanted = plain[number] if number % 2 else drafted[number]
+        assert (answer.tokens, answer.finish) == (wanted.tokens, wanted.finish)
 
 
 # The suite can fail: each of these changes lets one row affect another; `tests/mutants` has more of them.

@@ -1,10 +1,12 @@
 """The loop alone: in which order things happen, and that every stage sees the same rows in the same order."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from loop_doubles import Clock, prompts_of, runner_of, stub_loop, stub_runner
+from loop_doubles import Clock, prepare, prompts_of, runner_of, stub_loop, stub_runner
 
 from pipeline.loop import Clock as RunClock
 from pipeline.loop import Loop
@@ -111,6 +113,19 @@ def test_a_fall_that_is_acted_upon_is_answered_before_anything_learns_from_its_p
     assert answer.noted == [(0, 0), (1, 1), (2, 2)], "every prompt, before it is learned from"
     assert [event.head_version for event in of_kind(events, Updated)] == [0, answered, answered]
     assert [event.reason for event in of_kind(events, VersionPublished)].count("drift") == answered
+
+
+def test_a_block_begins_once_one_row_has_what_its_transforms_need():
+    runner, futures = runner_of(stub_loop()), [Future[None](), Future[None]()]
+    for offset, future in enumerate(futures):
+        row = prepare(PromptReceived(offset, "", "", offset, "abc"))
+        row.transforms = (Mock(is_slow=True, prepare=Mock(return_value=future)),)
+        runner.admit_sequence(row)
+    assert list(runner.step()) == []
+    assert runner.stages.decode.calls == []
+    futures[1].set_result(None)
+    assert list(runner.step()) != []
+    assert [row.sits_out for row in runner.stages.decode.order] == [True, False]
 
 
 def test_prompts_are_read_only_when_a_row_is_free():

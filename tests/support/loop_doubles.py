@@ -73,8 +73,8 @@ class StubDecode(StubStage):
         self.called_with(batch)
         return [Draft(row, (5,), torch.ones(1, 1), (0.5,), None, (0.9,)) for row in batch]
 
-    def observe(self, verdicts: list[Verdict], seconds: StageSeconds) -> None:
-        assert min(seconds) >= 0
+    def observe(self, verdicts: list[Verdict], seconds: StageSeconds | None) -> None:
+        assert seconds is None or min(seconds) >= 0
         assert tuple(verdict.proposal.draft.row.offset for verdict in verdicts) == self.calls[-1]
 
     def report(self) -> None:

@@ -3,11 +3,12 @@
 import itertools
 import json
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 import pytest
 import torch
 
-from stages.sampling.grammars import FIRST_SECONDS, Grammar, GrammarCompiler, GrammarSource
+from stages.sampling.grammars import FIRST_SECONDS, SLOW_SECONDS, Grammar, GrammarCompiler, GrammarSource
 
 pytest.importorskip("llguidance")
 
@@ -90,3 +91,36 @@ def test_a_harmless_grammar_never_reaches_the_limits():
     transform = Grammar(compile_source(HARMLESS), [END], clock=lambda: 0.0)
     assert emit(transform, lambda place: b"(1+"[place % 3 : place % 3 + 1], 300) == 300
     assert not transform.has_failed(301)
+
+
+class LaterPool(Executor):
+    """Runs what was submitted when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+
+    def submit(self, function: Callable[..., object], /, *arguments: object) -> Future[object]:
+        future = Future[object]()
+        self.jobs.append(lambda: future.set_result(function(*arguments)))
+        return future
+
+
+def test_slow_masks_are_computed_before_they_are_applied():
+    matcher = CountingMatcher(compile_source(HARMLESS))
+    pool, clock = LaterPool(), itertools.count(0, 2 * SLOW_SECONDS * 4).__next__
+    grammar, text = Grammar(matcher, [END], clock, pool), b"1+(2"
+    assert grammar.prepare([]) is None
+    for place in range(len(text)):
+        logits_V, wanted_V = torch.zeros(END + 1), torch.zeros(END + 1)
+        if place:
+            future = grammar.prepare([*text[:place]])
+            assert future is grammar.prepare([*text[:place]])
+            assert future
+            assert not future.done()
+            pool.jobs.pop()()
+        calls = matcher.calls
+        grammar.apply(logits_V, [*text[:place]])
+        assert (matcher.calls == calls) == (place > 0)
+        Grammar(compile_source(HARMLESS), [END]).apply(wanted_V, [*text[:place]])
+        assert torch.equal(logits_V, wanted_V)
+    assert not pool.jobs
