@@ -171,7 +171,7 @@ def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield command
     finally:
         command.terminate()
-        command.communicate(timeout=30)
+        command.communicate(timeout=200)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path, number: signa
         (address,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
         assert '"name":"a"' in get(f"{address}/api/states")[1]
         command.send_signal(number)
-        rest, errors = command.communicate(timeout=30)
+        rest, errors = command.communicate(timeout=200)
     assert (command.returncode, rest, errors) == (0, "", "")
     with pytest.raises(urllib.error.URLError):
         get(address)
@@ -193,7 +193,7 @@ def test_an_address_other_than_loopback_gives_a_warning(tmp_path: Path):
     with start_command("--runs", str(tmp_path), "--port", "0", "--host", "0.0.0.0") as command:
         assert "http://127.0.0.1:" in command.stdout.readline()
         command.send_signal(signal.SIGINT)
-        _, errors = command.communicate(timeout=30)
+        _, errors = command.communicate(timeout=200)
     assert "warning: listening on 0.0.0.0: anyone who can reach this machine can read all prompts" in errors
 
 

@@ -241,7 +241,7 @@ def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: si
         assert listening_addresses(port) == {"0100007F"}
     finally:
         served.send_signal(number)
-        printed, _ = served.communicate(timeout=30)
+        printed, _ = served.communicate(timeout=200)
     assert served.returncode == 0
     pages = f"http://{HOST}:{port}/#/"
     assert f"{pages}experiments/1/runs?viewStateShareKey=omnidraft&workflowType=machine_learning" in printed

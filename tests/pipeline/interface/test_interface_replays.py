@@ -32,7 +32,7 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()  # an update's thread ends with its worker, which a cycle of references may keep until here
     for thread in set(threading.enumerate()) - threads:
-        thread.join(10)  # it may be about to end
+        thread.join(60)  # it may be about to end
     assert set(threading.enumerate()) - threads == set()
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert torch.get_num_threads() == THREADS

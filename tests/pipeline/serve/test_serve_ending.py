@@ -9,7 +9,7 @@ import threading
 import openai
 import pytest
 from places import ROOT
-from serving_doubles import MODEL, ScriptedEngine, run_http_server, wait_until
+from serving_doubles import HANG_SECONDS, MODEL, ScriptedEngine, run_http_server, wait_until
 
 from pipeline.serve.http.limits import Limits
 
@@ -73,7 +73,7 @@ def test_running_requests_finish_before_the_server_ends():
         engine.go.set()
         client_thread.join()
         assert texts == ["abc"]
-        served.thread.join(30)
+        served.thread.join(HANG_SECONDS)
         assert not served.thread.is_alive()
 
 
@@ -88,7 +88,7 @@ def test_a_request_beyond_the_grace_time_receives_an_error():
         with pytest.raises(openai.APIError) as caught:
             list(stream)
         assert caught.value.code == "server_leaving"
-        served.thread.join(30)
+        served.thread.join(HANG_SECONDS)
         assert engine.running == 0
 
 
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_the_server_at_once():
         wait_until(lambda: engine.running == 1)
         served.server.handle_exit(signal.SIGINT, None)
         served.server.handle_exit(signal.SIGINT, None)
-        served.thread.join(30)
+        served.thread.join(HANG_SECONDS)
         assert not served.thread.is_alive()
         client_thread.join()
         assert len(failed) == 1
