@@ -80,7 +80,6 @@ def test_three_tokens_of_which_two_may_be_equal():
     assert_exact(batch_distribution(lambda: stages_of(world), [(PENALISED, WARM)], 0, 3, new_controlled_row), wanted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [WARM, CUT, SamplingParams(0.0)], ids=["warm", "cut", "greedy"])
 def test_trees_keep_the_transformed_distribution(sampling: SamplingParams):
     for kind, seed in (("some", 4), ("all mass", 5), ("impossible first", 6)):

@@ -6,19 +6,22 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_doubles import MODEL, HttpServer, ScriptedEngine, complete, run_http_server, wait_until
+from serving_doubles import HANG_SECONDS, MODEL, HttpServer, ScriptedEngine, complete, run_http_server, wait_until
 
 from pipeline.serve.http.api import make_app
 from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
 from pipeline.serve.http.response_stream import LONG_BYTES, ThreadPools
+from pipeline.serve.http.server import ACCEPTED_AT_ONCE, make_server
+from store.hosts import BACKLOG, listen
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 ENGINE = ScriptedEngine()
@@ -289,3 +292,35 @@ def test_two_lengths_of_one_body_close_the_connection(served: HttpServer, path: 
     assert answer.count(b"HTTP/1.1") == 1, "what follows is no request"
     assert b"connection: close" in answer.lower()
     assert_serves(served)
+
+
+class CountingListener(socket.socket):
+    """Counts the connections that are accepted in one turn of the event loop."""
+
+    count = most = total = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted = super().accept()
+        if not self.count:
+            asyncio.get_running_loop().call_soon(setattr, self, "count", 0)
+        self.count, self.total = self.count + 1, self.total + 1
+        self.most = max(self.most, self.count)
+        return accepted
+
+
+def test_a_flood_of_connections_is_accepted_in_small_parts():
+    """Requests are served between them; those that are not accepted yet wait."""
+    opened, limits = listen("127.0.0.1", 0), Limits(grace_seconds=0.0)
+    listener = CountingListener(fileno=opened.detach())
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+    server = make_server(make_app(ScriptedEngine(), limits, Metrics(MODEL)), limits)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    wait_until(lambda: listener.total == len(clients))
+    most = min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))  # that may wait
+    wait_until(lambda: struct.unpack("8x6I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32))[-1] == most)
+    server.begin_shutdown()
+    thread.join(HANG_SECONDS)
+    for client in clients:
+        client.close()
+    assert 1 < listener.most <= ACCEPTED_AT_ONCE
