@@ -87,8 +87,7 @@ def test_an_untrained_vocabulary_without_direct_maps_is_exact_too(mode: str):
     assert_exact(World(NO_DIRECT, 3, mode, 3, seed=5))
 
 
-@pytest.mark.slow
-@pytest.mark.representatives(2)
+@pytest.mark.representatives("nested-False")
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_drafts_of_four_pieces(vocabulary: str, adaptive: bool):
