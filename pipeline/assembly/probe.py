@@ -65,13 +65,13 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
     """Return a function that measures the drafter as it is when called; it has no metrics if no prompt fits.
 
     `acceptance` is the share of the target's greedy tokens that the drafter predicts; `tokens_per_pass` is what greedy
-    drafts of `stages.learn.training.probe.DRAFT` tokens would emit per target forward, `tokens_per_second` what they
-    would emit at these costs, and `tokens_per_second_plain` what the target would emit without drafts. `_low` and
-    `_high` are the ends of intervals of 95% over prompts. `under_sampling` is a bound of the acceptance to expect at
-    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one; `upon_docs`,
-    `upon_code` and `upon_rust` are the acceptance on each kind of prompt. (MLflow sorts names: what is read first comes
-    first.) Draws no random numbers, and leaves rows, kernels and costs of the run alone. `costs` are those of passes in
-    earlier runs, in seconds; without them no tokens per second are given.
+    drafts of `stages.learn.training.probe.DRAFT` tokens would emit per target forward; `modelled_tokens_per_second` is
+    what they would emit at these costs, and `modelled_tokens_per_second_plain` what the target would emit without
+    drafts. `_low` and `_high` are the ends of intervals of 95% over prompts. `under_sampling` is a bound of the
+    acceptance to expect at temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as
+    one; `upon_docs`, `upon_code` and `upon_rust` are the acceptance on each kind of prompt. (MLflow sorts names: what
+    is read first comes first.) Draws no random numbers, and leaves rows, kernels and costs of the run alone. `costs`
+    are those of passes in earlier runs, in seconds; without them no tokens per second are given.
     """
     return probe_of(models, examples_of(config, models), config.batch, costs, _key_of(models))
 
@@ -104,9 +104,9 @@ def _add_speed(result: ProbeResult, costs: Costs | None, batch: int) -> ProbeRes
     plain = costs.verification_cost(batch) / batch
     seconds = [_count_seconds(score, costs, batch) for score in result.scores]
     speed = estimate_ratio([score.tokens for score in result.scores], seconds)
-    metrics = dict(result.metrics) | {"tokens_per_second_plain": 1 / plain}
+    metrics = dict(result.metrics) | {"modelled_tokens_per_second_plain": 1 / plain}
     if speed:
-        metrics |= _with_ends("tokens_per_second", speed)
+        metrics |= _with_ends("modelled_tokens_per_second", speed)
     return ProbeResult(metrics, result.scores, seconds, plain)
 
 

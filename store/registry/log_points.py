@@ -1,8 +1,8 @@
 """The points of a run's curves in MLflow, read from its committed log.
 
-MLflow's pages sort names, and its charts have a section for the part before a slash: what versions reached on the
-probe has none and comes first. With several targets the rates of each follow those of the whole, such as
-`curve/acceptance_rate.llama-8b`.
+MLflow's pages sort names, and its charts have a section for the part before a slash: the results of the run have none
+and come first, then what `versions/` reached on the probe, and rates over a `window/` of prompts. With several targets
+the rates of each follow those of the whole, such as `window/acceptance_rate.llama-8b`.
 
 Whoever reads a log to the same commits gets the same points, in the same order and with the same times: MLflow takes a
 point that it has already for the same one.
@@ -30,7 +30,7 @@ _MOST_TIMES = 100_000  # prompts whose times are remembered for updates that the
 
 
 WINDOW = 16  # prompts that a point of a rate looks back on
-OF_EACH_TARGET = ("curve/acceptance_rate", "curve/block_efficiency")
+OF_EACH_TARGET = ("window/acceptance_rate", "window/block_efficiency")
 
 
 class Curves:
@@ -55,7 +55,7 @@ class Curves:
         return found
 
     def describe_version(self, version: VersionPublished) -> dict[str, float]:
-        """Return what it reached on the probe, by the names of its own metrics, and its number if it is no baseline."""
+        """Return what it reached on the probe, and its number if it is no baseline."""
         of_target = f".{metric_name(version.target)}" if version.target in self._windows else ""
         found = {f"{name}{of_target}": value for name, value in _probe_rates(version).items()}
         return found if version.reason == "baseline" else found | {"version": float(version.version)}
@@ -64,21 +64,20 @@ class Curves:
 def describe_step(event: Updated | Drifted) -> dict[str, float]:
     """Return the numbers of an update of the drafter, or of a drift; none of an update of the head."""
     if isinstance(event, Drifted):
-        return {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after}
+        return {"window/drift_rate_before": event.rate_before, "window/drift_rate_after": event.rate_after}
     if event.part != "drafter":
         return {}
-    found = {"learn/loss": event.loss, "learn/served": float(event.served)}
+    found = {"window/loss": event.loss, "window/served": float(event.served)}
     if event.acceptance_after is not None:
-        found["learn/expected_acceptance"] = event.acceptance_after
+        found["window/expected_acceptance"] = event.acceptance_after
     return found
 
 
 def _probe_rates(version: VersionPublished) -> dict[str, float]:
     tokens = version.probe_tokens or ()
     rates = {
-        "acceptance": estimate_ratio(version.probe_greedy or (), tokens),
-        "tokens_per_pass": estimate_ratio(tokens, version.probe_forwards or ()),
-        "tokens_per_second": estimate_ratio(tokens, version.probe_seconds or ()),
+        "versions/acceptance": estimate_ratio(version.probe_greedy or (), tokens),
+        "versions/tokens_per_pass": estimate_ratio(tokens, version.probe_forwards or ()),
     }
     return {name: rate.value for name, rate in rates.items() if rate}
 
@@ -96,29 +95,29 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
     emitted = sum(prompt.emitted for prompt in window)
     spent = window[-1].finished - min(prompt.started for prompt in window)
-    found = {"curve/tokens_per_second": emitted / spent if spent > 0 else 0.0}
+    found = {"window/tokens_per_second": emitted / spent if spent > 0 else 0.0}
     if blocks:  # none if all were cancelled while their prompts were read
-        found["curve/block_efficiency"] = emitted / blocks
-        found["curve/accepted_by_model"] = acceptance.accepted / blocks
+        found["window/block_efficiency"] = emitted / blocks
+        found["window/accepted_by_model"] = acceptance.accepted / blocks
     if by_model < blocks:
         own = sum(prompt.own_accepted for prompt in window)
         copied = sum(prompt.lookup_accepted for prompt in window)
         found |= {
-            "curve/lookup_share": 1 - by_model / blocks,
-            "curve/accepted_from_own_text": own / blocks,
-            "curve/accepted_from_memory": (copied - own) / blocks,
+            "window/lookup_share": 1 - by_model / blocks,
+            "window/accepted_from_own_text": own / blocks,
+            "window/accepted_from_memory": (copied - own) / blocks,
         }
     if by_model:
         drafted = sum(prompt.drafted for prompt in window)
         found |= {
-            "curve/mean_accepted_length": acceptance.accepted / by_model,
-            "curve/drafted_pieces": drafted / by_model,
+            "window/mean_accepted_length": acceptance.accepted / by_model,
+            "window/drafted_pieces": drafted / by_model,
         }
     if acceptance.rate is None or acceptance.interval is None:
         return found
     low, high = acceptance.interval
     rates = {"rate": acceptance.rate, "low": low, "high": high, "judged": float(acceptance.judged)}
-    return found | {f"curve/acceptance_{name}": value for name, value in rates.items()}
+    return found | {f"window/acceptance_{name}": value for name, value in rates.items()}
 
 
 class Point(NamedTuple):

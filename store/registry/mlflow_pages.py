@@ -6,20 +6,16 @@ from urllib.parse import quote
 from store.errors import UsageError
 from store.registry.mlflow_client import open_store
 from store.registry.mlflow_sync import EXPERIMENT
+from store.registry.run_description import RESULTS
 
 _MODE = "workflowType=machine_learning"  # otherwise MLflow opens in another mode, which hides registered models
 _VIEW = "omnidraft"  # key of the table's view
 # The pages read a view from the tag of the experiment with its key, as their button "Share" writes it.
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _COLUMNS = (
+    *(f"metrics.`{name}`" for name in (*RESULTS, "version")),
     "params.`target`",
     "params.`drafter`",
-    "metrics.`acceptance`",
-    "metrics.`tokens_per_pass`",
-    "metrics.`final/prompts`",
-    "metrics.`final/tokens_per_second`",
-    "metrics.`final/block_efficiency`",
-    "metrics.`final/acceptance_rate`",
 )
 _REPLAYS = "tags.kind = 'replay'"
 _TABLE = {

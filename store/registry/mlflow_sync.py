@@ -197,8 +197,8 @@ class _Replica:
     def _finish(self, run: SentRun) -> None:
         path = self._folder / FILES[0]
         summary = numbers_of(json.loads(path.read_bytes())) if path.is_file() else {}
-        # "final/" makes a section of their own among the charts; step 0 makes a bar of each instead of a dot
-        self._log(run.run_id, [Point(f"final/{key}", value, 0, self._ended(run)) for key, value in summary.items()])
+        # step 0 makes a bar of each among the charts instead of a dot
+        self._log(run.run_id, [Point(key, value, 0, self._ended(run)) for key, value in summary.items()])
         for file in [self._folder / name for name in FILES]:
             if file.is_file():
                 self._client.log_artifact(run.run_id, str(file))

@@ -13,6 +13,8 @@ from store.errors import CorruptError
 from store.files import json_bytes, write_whole
 
 FILE = "mlflow.json"
+# Of a run, the first columns of the table and the first rows of a comparison, which MLflow sorts.
+RESULTS = ("tokens_per_second", "times_without_drafts", "acceptance_rate", "drifts")
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,15 @@ class RunDescription:
 
 
 def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a run's totals and of its ledger by their names."""
+    """Return the finite numbers of a run by their names in MLflow: `RESULTS`, which are read first, the others of the
+    totals and of the ledger after `whole/`.
+    """
     totals = summary.get("totals", summary)
     found = {**totals, **totals.get("ledger", {})}
+    if "drifts" in totals:
+        found["drifts"] = sum(drift["action"] in ("reset", "recall") for drift in totals["drifts"])
     return {
-        key: float(value) for key, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
+        key if key in RESULTS else f"whole/{key}": float(value)
+        for key, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
     }

@@ -47,7 +47,7 @@ def contents_of(uri: str) -> dict[str, Any]:
         run["points"] = {
             key: [(step, value) for step, value, _ in points]
             for key, points in run["points"].items()
-            if not any(word in key for word in ("seconds", "ledger", "final/", "tokens_per_second"))
+            if not any(word in key for word in ("seconds", "ledger", "whole/", "times_without", "tokens_per_second"))
         }
     return found
 

@@ -95,15 +95,15 @@ def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models
         [getattr(score, name) for score in found.scores] for name in ("tokens", "pieces", "forwards")
     )
     assert found.plain_seconds == 0.005
-    assert found.metrics["tokens_per_second_plain"] == pytest.approx(200.0)
+    assert found.metrics["modelled_tokens_per_second_plain"] == pytest.approx(200.0)
     expected = [
         forward * (0.020 + 5 * piece / token * 0.002) / 2
         for token, piece, forward in zip(tokens, pieces, forwards, strict=True)
     ]
     assert found.seconds == pytest.approx(expected)
     assert all(piece >= token for token, piece in zip(tokens, pieces, strict=True))
-    assert found.metrics["tokens_per_second"] == pytest.approx(sum(tokens) / sum(expected))
-    assert found.metrics["tokens_per_second_low"] < found.metrics["tokens_per_second"]
+    assert found.metrics["modelled_tokens_per_second"] == pytest.approx(sum(tokens) / sum(expected))
+    assert found.metrics["modelled_tokens_per_second_low"] < found.metrics["modelled_tokens_per_second"]
     assert make_probe(config, models)().seconds == ()
 
 

@@ -101,7 +101,7 @@ class Month:
         """The points of the curve of a rate in MLflow."""
         client = connect(self._uri)
         (run,) = client.search_runs(["1"], "attributes.run_name = 'month'")
-        return len(client.get_metric_history(run.info.run_id, "curve/block_efficiency"))
+        return len(client.get_metric_history(run.info.run_id, "window/block_efficiency"))
 
     def _look(self) -> None:
         files = [path for path in self.folder.rglob("*") if path.is_file()]

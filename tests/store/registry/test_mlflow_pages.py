@@ -107,7 +107,7 @@ def replays(runs: Path) -> dict[str, Any]:
 
 def test_one_page_has_the_curves_of_all_runs(runs: Path, server: str, page: Any):
     page.goto(f"{server}/{list_pages(default_uri(runs))['curves']}")
-    page.get_by_text("curve/acceptance_rate").first.wait_for()
+    page.get_by_text("window/acceptance_rate").first.wait_for()
     for name in ("monday", "tuesday", "wednesday"):
         assert page.get_by_role("link", name=name, exact=True).count() == 1
     assert page.get_by_text("3 matching runs").count() == 1, "versions and comparisons are not listed"
@@ -128,8 +128,8 @@ def test_the_printed_addresses_open_their_pages(runs: Path, server: str, page: A
     pages = list_pages(default_uri(runs))
     page.set_viewport_size({"width": 1800, "height": 700})
     page.goto(f"{server}/{pages['runs']}")
-    page.get_by_text("final/tokens_per_second").first.wait_for()
-    for column in ("target", "drafter", "final/prompts", "final/acceptance_rate", "acceptance"):
+    page.get_by_text("tokens_per_second").first.wait_for()
+    for column in ("target", "drafter", "tokens_per_second", "acceptance_rate", "drifts", "version"):
         assert page.get_by_text(column, exact=True).count() >= 1, column
     assert page.get_by_role("link", name="monday", exact=True).count() == 1
     assert page.get_by_text("monday v2", exact=True).count() == 0

@@ -36,7 +36,7 @@ def test_a_server_stores_the_same_as_a_local_store(tmp_path: Path, expected: dic
         long.commit(*map(make_completed, range(400)))  # more points than a request takes
         assert long.sync(server).points == 3600
         (found,) = connect(server).search_runs(["1"], "attributes.run_name = 'long'")
-        assert len(connect(server).get_metric_history(found.info.run_id, "curve/acceptance_rate")) == 400
+        assert len(connect(server).get_metric_history(found.info.run_id, "window/acceptance_rate")) == 400
 
 
 @pytest.mark.sweep

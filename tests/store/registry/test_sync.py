@@ -79,8 +79,8 @@ def test_the_run_is_finished_with_params_sources_summary_and_its_own_times(publi
     assert run.info.start_time == BEGAN
     assert run.info.end_time == datetime.fromisoformat(CREATED_AT).timestamp() * 1000
     assert run.data.params == {"mode": "trie", "target": "big", "drafter": "builtin:drafter"}
-    assert run.data.metrics["final/acceptance"] == 0.4
-    assert "final/ratio" not in run.data.metrics
+    assert run.data.metrics["whole/acceptance"] == 0.4
+    assert "whole/ratio" not in run.data.metrics
     assert sorted(given.dataset.name for given in run.inputs.dataset_inputs) == ["code", "docs"]
     assert len(run.outputs.model_outputs) == 3
     assert "builtin:docs" in run.data.tags["mlflow.note.content"]
@@ -113,11 +113,11 @@ def test_curves_have_the_times_of_prompts_and_the_points_of_a_later_process_are_
     assert (sent.versions, sent.points > 40) == (2, True)
     assert read_store(uri) == read_store(at_once)
     points = read_store(uri)["runs"]["run-a"]["points"]
-    assert [(step, when) for step, _, when in points["curve/acceptance_rate"]] == [
+    assert [(step, when) for step, _, when in points["window/acceptance_rate"]] == [
         (offset, BEGAN + 1000 * (offset + 1)) for offset in range(6)
     ]
-    assert [(step, when) for step, _, when in points["learn/loss"]] == [(2, BEGAN + 3000), (5, BEGAN + 6000)]
-    assert [(step, when) for step, _, when in points["drift/rate_after"]] == [(1, BEGAN + 2000)]
+    assert [(step, when) for step, _, when in points["window/loss"]] == [(2, BEGAN + 3000), (5, BEGAN + 6000)]
+    assert [(step, when) for step, _, when in points["window/drift_rate_after"]] == [(1, BEGAN + 2000)]
 
 
 def test_a_complete_run_is_only_compared(published: Published, monkeypatch: pytest.MonkeyPatch):
@@ -176,7 +176,7 @@ def test_points_of_workers_are_in_the_order_of_time_and_wait_for_the_slowest(tmp
 
     def offsets() -> list[int]:
         run.sync(uri)
-        history = connect(uri).get_metric_history(find_run(uri, "run-w").info.run_id, "curve/block_efficiency")
+        history = connect(uri).get_metric_history(find_run(uri, "run-w").info.run_id, "window/block_efficiency")
         return [point.step for point in history]
 
     commit(learner, make_updated(offset=3))
@@ -191,7 +191,7 @@ def test_points_of_workers_are_in_the_order_of_time_and_wait_for_the_slowest(tmp
         close_partition(folder)
     assert offsets() == [0, 1, 2, 3, 4]
     points = read_store(uri)["runs"]["run-w"]["points"]
-    assert [(step, when) for step, _, when in points["learn/loss"]] == [(3, BEGAN + 4000)]
+    assert [(step, when) for step, _, when in points["window/loss"]] == [(3, BEGAN + 4000)]
     learner.finish()
     run.sync(uri)
     assert find_run(uri, "run-w").info.status == "FINISHED", "the learner ends last"
@@ -313,7 +313,7 @@ def test_names_that_mlflow_refuses_are_cleaned(tmp_path: Path):
     run.publish({"a+b": 1.0})
     run.finish({"gsm8k (1)/acceptance_rate": 0.5, "../x": 1.0, f"{'x' * 300}/rate": 2.0})
     run.sync(uri)
-    expected = {"final/gsm8k_1_/acceptance_rate": 0.5, "final/_/x": 1.0, f"final/{'x' * 100}/rate": 2.0}
+    expected = {"whole/gsm8k_1_/acceptance_rate": 0.5, "whole/_/x": 1.0, f"whole/{'x' * 100}/rate": 2.0}
     assert find_run(uri, "run-n").data.metrics == expected
     assert show_version(uri, MODEL, 1).metrics["a_b"] == 1.0
     assert dataset("n" * 201, "").digest != dataset("n" * 202, "").digest
@@ -324,7 +324,7 @@ def test_names_that_mlflow_refuses_are_cleaned(tmp_path: Path):
 )
 def test_a_part_of_a_metric_name_is_cleaned(text: str, name: str):
     assert metric_name(text) == name
-    assert metric_key(f"final/{name}") == f"final/{name}"
+    assert metric_key(f"whole/{name}") == f"whole/{name}"
 
 
 def test_a_run_without_a_description_is_refused(published: Published, tmp_path: Path):
