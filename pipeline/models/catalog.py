@@ -11,7 +11,8 @@ the file that it was made from.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.vocabulary.disk_cache import cache_folder
@@ -61,6 +62,7 @@ class PullableModel(ZooModel):
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]  # the packages whose members, joined in this order, are the file
+    sampling: Mapping[str, float] = field(default_factory=dict)  # settings of `sampling` that its card recommends
 
 
 _LISTED = json.loads((MODELS_FOLDER / "zoo.json").read_text(encoding="utf-8"))

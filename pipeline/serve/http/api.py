@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -60,6 +61,7 @@ Parser = Callable[[Mapping[str, object], Limits, SamplingParams], ParsedRequest]
 DEFAULTS = SamplingParams(temperature=TEMPERATURE)
 EVEN_SECONDS, EVEN_BYTES = 0.1, 2048  # of a stream that tells a listener on the network nothing of the blocks
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+CHAT = Path(__file__).with_name("chat.html").read_text(encoding="utf-8")
 REFERENCE = "#/components/schemas/{model}"
 
 
@@ -137,6 +139,10 @@ def make_app(
     async def create_response(request: Request) -> Response:
         """Complete a conversation, as `/v1/chat/completions`, in the form of OpenAI's newer interface."""
         return await completions.respond(request, parse_response)
+
+    @app.get("/", include_in_schema=False)
+    async def show_chat() -> Response:
+        return HTMLResponse(CHAT)
 
     @app.get("/docs", include_in_schema=False)
     async def show_operations() -> Response:

@@ -10,7 +10,7 @@ from pipeline.serve.http.metrics import Metrics
 from store.bodies import BodyError, check_lengths
 from store.hosts import is_loopback, is_own_name
 
-OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # health checks and browsers have no key
+OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json")  # health checks and browsers have no key
 
 
 class AuthMiddleware:

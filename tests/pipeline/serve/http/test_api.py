@@ -430,8 +430,8 @@ def test_the_key(closed: HttpServer):
     http, right = closed.client()._client, {"Authorization": "Bearer sécret".encode()}
     answer = http.get(f"{closed.url}/v1/models")
     assert (answer.json()["error"]["code"], answer.headers["www-authenticate"]) == ("invalid_api_key", "Bearer")
-    open_to = {path: http.get(f"{closed.url}{path}").status_code for path in ("/health", "/healthy", "/docs/v1")}
-    assert open_to == {"/health": 200, "/healthy": 401, "/docs/v1": 401}
+    open_to = {path: http.get(f"{closed.url}{path}").status_code for path in ("/", "/health", "/healthy", "/docs/v1")}
+    assert open_to == {"/": 200, "/health": 200, "/healthy": 401, "/docs/v1": 401}
     assert http.get(f"{closed.url}/v1/models", headers=right).status_code == 200
     named = {"Authorization": "bearer sécret".encode(), "Host": "elsewhere.example"}
     assert http.get(f"{closed.url}/metrics", headers=named).status_code == 200
