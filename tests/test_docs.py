@@ -79,6 +79,15 @@ def test_links_have_targets(page: Path):
         assert not anchor or anchor in anchors_of(linked), f"{target}#{anchor}"
 
 
+def test_the_first_lines_of_readme_have_no_long_sentence():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    prose = re.sub(r"```.*?(```|\Z)", "", "\n".join(lines[:60]), flags=re.DOTALL)
+    parts = re.split(r"\n\s*\n|\n(?=[-|#])", re.sub(r"\]\([^)]*\)", "]", prose))
+    sentences = [sentence for part in parts if not part.startswith("|") for sentence in re.split(r"\.\s", part)]
+    assert [sentence for sentence in sentences if len(sentence.split()) > 25] == []
+
+
 def test_no_picture_is_left_over():
     text = "".join(page.read_text() for page in (*PAGES, *NOTES))
     assert [path.name for path in (ROOT / "docs" / "images").iterdir() if path.name not in text] == []
