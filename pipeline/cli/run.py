@@ -30,7 +30,14 @@ from pipeline.config.cli_options import (
     parse_settings,
     separated_option,
 )
-from pipeline.config.defaults import BATCH, TEMPERATURE, is_default_run, make_default_run, with_serving_defaults
+from pipeline.config.defaults import (
+    BATCH,
+    TEMPERATURE,
+    add_replay_defaults,
+    is_default_run,
+    make_default_run,
+    with_serving_defaults,
+)
 from pipeline.config.environment import read_environment
 from pipeline.config.settings import Config, load
 from pipeline.reports.log_output import log_details
@@ -168,8 +175,9 @@ def replay(
         named = last_unfinished((RunKind.REPLAY, RunKind.CLUSTER), runs) if resume == LAST else resume
         _resume(named, overrides | {"--config": config, "--set": settings}, cluster, show)
     else:
-        given = read_environment() | parse_settings(settings) | overrides
-        _begin(choose_settings(load(config) if config else Config(), given), runs, cluster, show)
+        base = load(config) if config else Config()
+        given = add_replay_defaults(base, read_environment() | parse_settings(settings) | overrides)
+        _begin(choose_settings(base, given), runs, cluster, show)
 
 
 def choose_settings(base: Config, given: Mapping[str, object]) -> Config:
@@ -217,6 +225,8 @@ def _resume(run: Path, overrides: Mapping[str, object], workers: Workers, show: 
 
 
 def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, show: Show, *, resume: bool) -> None:
+    from store.query.summary import ANSWERS
+
     with status("loading models", is_long=True), pause_collection():
         from stages.engine.checkpoints.deferred_imports import keep_arrow_alone
 
@@ -242,6 +252,8 @@ def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, s
         extra={"commit_seconds": costs["seconds"]},
     )
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
+    if (answers := run_folder / ANSWERS).exists():
+        LOG.info("answers: %s", os.path.relpath(answers), extra={"answers": str(answers)})
     if summary["stopped"]:
         ray = f" --ray {workers['address']}" if workers else ""
         LOG.info("resume with: omnidraft replay --resume %s%s", shlex.quote(mirror.name), ray)
@@ -279,7 +291,7 @@ def serve(
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
     temperature: Annotated[
         float | None,
-        option("sampling.temperature", f"Of requests that name none. [default: {TEMPERATURE}]", min=0),
+        option("sampling.temperature", f"Of requests that name none. [default: the makers', or {TEMPERATURE}]", min=0),
     ] = None,
     max_draft: Annotated[int | None, option("draft.max_draft", _DRAFT_HELP)] = None,
     draft_sources: DraftSources = None,
@@ -314,11 +326,25 @@ def serve(
         given = overrides | ({"--config": config} if config else {})
         chosen = resumed_config(run_folder, mirror.name, given, section="serve")
     else:
-        base = with_serving_defaults(load(config) if config else Config())
-        chosen = base.with_overrides(read_environment() | overrides)
+        base, given = load(config) if config else Config(), read_environment() | overrides
+        chosen = with_serving_defaults(base).with_overrides(_add_recommended(base, given))
         run_folder, mirror = open_new_run(chosen.run, runs)
     access = {"host": host, "api_key": api_key, "origins": allow_origin or ()}
     _serve(chosen, mirror.name, port, access, resume=bool(resume))
+
+
+def _add_recommended(base: Config, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that the user gave beside a file (`base`), with the sampling that the target's makers
+    recommend where neither sets it.
+    """
+    from pipeline.models.recommended import find_sampling
+
+    target, known = base.with_overrides(given).targets[0], {*base.list_given(), *given}
+    fresh = {name: value for name, value in find_sampling(target).items() if f"sampling.{name}" not in known}
+    if fresh:
+        shown = ", ".join(f"{name} {value}" for name, value in fresh.items())
+        LOG.info("sampling as the makers of %s recommend: %s", target, shown)
+    return {f"sampling.{name}": value for name, value in fresh.items()} | dict(given)
 
 
 def _serve(config: Config, run: str, port: int, access: dict[str, Any], *, resume: bool) -> None:

@@ -230,25 +230,15 @@ def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "
 
 
 def _list_notes(summary: Mapping[str, Any]) -> Iterator[str]:
-    from store.query.summary import describe_predictions  # imports DuckDB
-
     totals = summary["totals"]
+    yield from (f"{name}: {finding}" for name, finding in summary.get("findings", {}).items())
     yield "acceptance, tokens/forward: first fifth→last fifth of the prompts"
     if any("-" in _format_acceptance(metrics) for metrics in summary["datasets"].values()):
         yield f"acceptance -: fewer than {FEWEST_JUDGED} tokens of the drafter model were judged"
     if interval := totals.get("acceptance_interval"):
         range_of_rate = f"{interval[0]:.2f} to {interval[1]:.2f}, {totals['judged_tokens']:,} judged"
         yield f"acceptance of the drafter model: {_format_number(totals['acceptance_rate'], 3)} ({range_of_rate})"
-    ledger = totals["ledger"]
-    if ledger["update_seconds"]:
-        spent = f"{ledger['update_seconds'] + ledger['recall_seconds']:,.1f} s"
-        gained, saved = _format_number(ledger["tokens_gained"], 0), _format_number(ledger["seconds_saved"], 1)
-        waited = f"{ledger['waited_seconds']:,.1f} s waited for"
-        yield f"learning: {spent} ({waited}), {gained} tokens gained, worth {saved} s"
-        if ledger["predicted"] is not None:
-            yield describe_predictions(ledger["predicted"], ledger["predicted_loaded"])
-    if share := totals.get("lookup_share"):
-        rate = _format_number(totals["lookup_acceptance_rate"], 3)
-        yield f"own text and memory: {share:.1%} of the target forwards, acceptance {rate}"
+    if ended := totals.get("ended_by_length"):
+        yield f"answers that ended by their length: {ended:,} of {totals['prompts']:,} (--max-new-tokens)"
     if summary["rejected_rows"]:
         yield f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"

@@ -3,21 +3,25 @@
 `omnidraft replay` writes it to `RUN/summary.json` at its end; it can be computed again from the log at any time.
 """
 
+import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from store.files import json_bytes, write_whole
+from store.files import json_bytes, write_chunks, write_whole
 from store.log.partitions import log_folders
 from store.log.run_log import REJECTED
+from store.query.findings import NO_LEDGER, read_findings
 from store.query.log_reader import LogReader, statement
 from store.query.rates import Acceptance
 
 LOG = logging.getLogger("omnidraft.log")
 
 SUMMARY = "summary.json"
+ANSWERS = "answers.jsonl"
+_AT_ONCE = 4096  # answers that are read together
 
 Rows = Mapping[tuple[str, str, str], Mapping[str, Any]]  # by kind, name and section
 Events = Sequence[Mapping[str, Any]]
@@ -32,6 +36,11 @@ _RATES = (
 _STAGES = ("decode", "translate", "verify", "learn")
 
 _DRIFTS = 'SELECT dataset, target, "offset", action, rate_before, rate_after, description FROM drifts ORDER BY seq'
+_TEXTS = "SELECT 1 FROM prompts WHERE prompt_text <> '' OR completion_text <> '' LIMIT 1"
+_ANSWERS = """
+    SELECT "offset", dataset, prompt_id, prompt_text AS prompt, completion_text AS text, finish FROM prompts
+    WHERE "offset" > {last} ORDER BY "offset" LIMIT {most}
+"""
 # A published version belongs to the dataset of the last prompt before it.
 _VERSIONS = """
     SELECT prompts.dataset, versions.target, version, versions."offset", reason
@@ -60,46 +69,48 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     versions after drifts `recall_seconds`; the updates gained `tokens_gained` accepted tokens over the baseline; each
     of these saves its sequence's share of a target forward (`seconds_per_target_forward`), `seconds_saved` in total;
     `net_seconds` is `seconds_saved` less the seconds of updates and scores; `predicted` and `predicted_loaded` are the
-    shares of the tokens of held-out prompts that the drafter predicts now, and predicted as it was loaded.
+    shares of the tokens of held-out prompts that the drafter predicts now, and predicted as it was loaded. After
+    a completed prompt the totals also have the numbers of the run's `Findings`, and `findings` has its sentences.
 
     `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
     """
     with LogReader([run_folder]) as log:
         found = log.select(statement("_summary")).to_pylist()
-        (ledger,) = log.select(statement("_ledger")).to_pylist()
+        finding = next(iter(read_findings(log).values()), None)
         drifts = log.select(_DRIFTS).to_pylist()
         versions = log.select(_VERSIONS).to_pylist()
     rows = {(row["kind"], row["name"], row["section"]): row for row in found}
     totals = _group_metrics(rows.get(("totals", None, "all"), {}))
     ledger = {
-        name: _round_value(value, 6 if name == "seconds_per_target_forward" else 3) for name, value in ledger.items()
+        name: _round_value(value, 6 if name == "seconds_per_target_forward" else 3)
+        for name, value in (finding.ledger if finding else NO_LEDGER).items()
     }
+    numbers = {name: _round_value(value, 4) for name, value in finding.list_numbers().items()} if finding else {}
     return {
         "run": run_folder.resolve().name,
         "datasets": _groups("dataset", rows, drifts, versions),
         "targets": _groups("target", rows, drifts, versions),
-        "totals": totals | {"drifts": list(map(_round_event, drifts)), "versions": versions, "ledger": ledger},
+        "totals": totals
+        | numbers
+        | {"drifts": list(map(_round_event, drifts)), "versions": versions, "ledger": ledger},
+        "findings": {"drafting": finding.describe_drafting(), "learning": finding.describe_learning()}
+        if finding
+        else {},
         "rejected_rows": _count_rejected(run_folder),
     }
 
 
-def describe_predictions(predicted: float, loaded: float) -> str:
-    """Say what was learned, given the ledger's shares.
-
-    >>> describe_predictions(0.56, 0.38)
-    'the drafter predicts 56% of the tokens of held-out prompts (38% as loaded)'
-    """
-    return f"the drafter predicts {predicted:.0%} of the tokens of held-out prompts ({loaded:.0%} as loaded)"
-
-
 def write_summary(run_folder: Path) -> dict[str, Any]:
-    """Compute the summary, write it to `RUN/summary.json` atomically, and return it.
+    """Compute the summary, write it to `RUN/summary.json` atomically, and return it. If the log has texts, also write
+    `RUN/answers.jsonl`: a line per completed prompt.
 
     It also has the `check` of the log (`omnidraft check`): the numbers of `decisions`, of `judged` ones that were
     derived again, and of `mismatches`, contradictions in the log. A warning reports contradictions.
     """
     with LogReader([run_folder]) as log:
         found = log.check()
+        if log.select(_TEXTS).num_rows:
+            write_chunks(run_folder / ANSWERS, _list_answers(log))
     mismatches = len(found.mismatches) + len(found.miscounts)
     if mismatches:
         LOG.warning("the log contradicts itself in %d places; `omnidraft check` lists them", mismatches)
@@ -108,6 +119,16 @@ def write_summary(run_folder: Path) -> dict[str, Any]:
     }
     write_whole(run_folder / SUMMARY, json_bytes(summary))
     return summary
+
+
+def _list_answers(log: LogReader) -> Iterator[bytes]:
+    """Yield the lines of `answers.jsonl` in stream order."""
+    last = -1
+    while found := log.select(_ANSWERS.format(last=last, most=_AT_ONCE)).to_pylist():
+        last = found[-1].pop("offset")
+        for row in found:
+            row.pop("offset", None)
+            yield (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
 
 def _groups(kind: str, rows: Rows, drifts: Events, versions: Events) -> dict[str, Any]:

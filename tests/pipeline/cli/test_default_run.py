@@ -8,7 +8,7 @@ import pytest
 from replaying import Command, table_of
 from tiny_pair import TinyPair
 
-from pipeline.config.defaults import is_default_run
+from pipeline.config.defaults import add_replay_defaults, is_default_run
 from pipeline.config.settings import Config, load
 from pipeline.models.catalog import models_folder
 
@@ -40,12 +40,21 @@ def test_a_run_that_names_a_source_or_a_target_is_not_the_default_run(key: str):
     assert not is_default_run(Config.from_mapping({key: ("x",)}), [])
 
 
+def test_every_replay_draws_a_few_blocks_at_random():
+    key = "draft.exploration"
+    assert add_replay_defaults(Config(), {"sources": ("x",)}) == {key: 1 / 32, "sources": ("x",)}
+    assert add_replay_defaults(Config(), {key: 0.0}) == {key: 0.0}
+    assert add_replay_defaults(Config.from_mapping({"draft": {"exploration": 0.0}}), {}) == {}
+
+
 def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft: Command):
     put_into_cache(tiny_pair)
     typed = omnidraft("replay", *QUICK, "--run", "run")
     assert typed.status == 0, typed.err
     assert "instead of" not in typed.err
-    assert load(here / "run" / "config.json").targets == ("smollm2-135m",)
+    config = load(here / "run" / "config.json")
+    assert config.targets == ("smollm2-135m",)
+    assert config.draft.exploration == 1 / 32
     assert table_of(here / "run", "prompts").column("dataset").to_pylist() == ["questions", "rust"]
 
 

@@ -72,3 +72,15 @@ def test_several_targets_have_a_table_of_their_own_and_one_has_none():
     assert find_row(lines, "big")[1:4] == ["7", "128,000", "1,234.6"]
     assert find_row(lines, "small")[1] == "9"
     assert "by target" not in "".join(print_summary({"docs": make_metrics()}, targets={"big": few}))
+
+
+def test_the_answers_to_the_first_questions_come_first():
+    console = Console(file=StringIO(), width=200, record=True)
+    groups = {"datasets": {"docs": make_metrics()}, "targets": {"big": make_metrics()}}
+    totals = {"totals": {"ended_by_length": 3, "prompts": 9}, "rejected_rows": 0}
+    findings = {"findings": {"drafting": "1.27 times as fast", "learning": "nothing was learned"}}
+    console.print(make_summary_table({"run": "tuesday", **totals, **groups, **findings}))
+    lines = console.export_text().splitlines()
+    after = lines.index("drafting: 1.27 times as fast")
+    assert lines[after + 1] == "learning: nothing was learned"
+    assert "answers that ended by their length: 3 of 9 (--max-new-tokens)" in lines

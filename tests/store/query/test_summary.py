@@ -58,6 +58,10 @@ def test_totals_add_up(small):
 def test_the_ledger_has_the_cost_of_learning_and_the_seconds_that_it_saved(small):
     """Updates take 0.5 s and 0.25 s, scores 0.5 s, a target forward 0.5 s; 6 - 2.5 tokens are gained."""
     assert small["totals"]["ledger"] == {
+        "updates": 2,
+        "served": 1,
+        "heads": 0,
+        "idle_seconds": 0.0,
         "update_seconds": 0.75,
         "waited_seconds": 0.5,
         "tokens_gained": 3.5,
@@ -135,3 +139,15 @@ def test_the_file_holds_the_same_metrics(tmp_path):
     run = write_run(tmp_path, small_run_events())
     summary = write_summary(run)
     assert json.loads((run / "summary.json").read_bytes()) == summary
+
+
+def test_the_answers_are_a_file(tmp_path):
+    events = [prompt(offset=0, finish="length"), prompt(offset=1, finish="stop")]
+    run = write_run(tmp_path, events)
+    summary = write_summary(run)
+    answers = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    assert [answer["finish"] for answer in answers] == ["length", "stop"]
+    assert answers[0].keys() == {"dataset", "prompt_id", "prompt", "text", "finish"}
+    assert answers[1]["prompt"] == events[1].prompt_text
+    assert answers[1]["text"] == events[1].completion_text
+    assert summary["totals"]["ended_by_length"] == 1
