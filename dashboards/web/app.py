@@ -41,14 +41,18 @@ TEMPLATES = Jinja2Templates(directory=HERE / "templates")
 PAGES = {
     "runs": "Runs",
     "stream": "Stream",
-    "policies": "Policies",
     "text": "Text",
+    "versions": "Versions",
+    "sql": "SQL",
+    "details": "Details",
+}
+# The parts of the page Details, each a page of its own.
+DETAILS = {
+    "policies": "Policies",
     "memory": "Memory",
     "ngrams": "N-grams",
     "calibration": "Calibration",
     "vocabulary": "Vocabulary",
-    "versions": "Versions",
-    "sql": "SQL",
 }
 # The terms that pages use, each explained in a sentence, in the order in which a page needs them.
 LISTED = json.loads((HERE / "terms.json").read_text(encoding="utf-8"))
@@ -146,7 +150,7 @@ def _add_errors(app: FastAPI, logs: Logs) -> None:
     def report_missing(request: Request, _: Exception) -> Response:
         if request.url.path.startswith(("/api/", "/static/")):
             return JSONResponse({"error": "Not Found"}, 404)
-        context = {"page": "", "pages": PAGES, "states": logs.states(), "chosen": [], "unknown": []}
+        context = {"page": "", "pages": PAGES, "details": {}, "states": logs.states(), "chosen": [], "unknown": []}
         return TEMPLATES.TemplateResponse(request, "missing.html", context, 404)
 
     @app.exception_handler(OmnidraftError)
@@ -187,12 +191,12 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
             unknown = [name for name in dict.fromkeys(run) if name not in known]
             context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "unknown": unknown}
             terms = [(term, LISTED["terms"][term]) for term in LISTED["pages"].get(name, ())]
-            context |= {"catalog": catalog, "terms": terms}
+            context |= {"catalog": catalog, "terms": terms, "details": DETAILS}
             return TEMPLATES.TemplateResponse(request, f"{name}.html", context)
 
         return show_page
 
-    for name in PAGES:
+    for name in (*PAGES, *DETAILS):
         app.get("/" if name == "runs" else f"/{name}", response_class=HTMLResponse)(page(name))
 
 

@@ -1,6 +1,7 @@
 """The table of runs: when each began, on what, how far it came, and what it reached."""
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from dashboards.web.logs import Logs, RunState
 from dashboards.web.queries.story import read_check
 from dashboards.web.queries.tables import read_datasets, read_totals, rows
 from store.errors import OmnidraftError
+from store.query.findings import read_findings
 from store.query.log_reader import LogReader
 
 SETTINGS = "config.json"  # in the folder of a run
@@ -53,7 +55,8 @@ def _read_totals(folder: Path, stamp: str) -> dict[str, Any]:
     with LogReader([folder]) as log:
         datasets = [row["dataset"] for row in read_datasets(log)]
         totals, (events,) = next(iter(read_totals(log)), _NOTHING), rows(log.select(_EVENTS))
-    return {**totals, **events, "datasets": datasets}
+        times = next((found.times for found in read_findings(log).values()), None)
+    return {**totals, **events, "datasets": datasets, "times": times and asdict(times)}
 
 
 def _learns(folder: Path) -> bool | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboards.web.queries.story import compare_runs, read_learning, read_story
+from dashboards.web.queries.story import compare_runs, read_story
 from dashboards.web.queries.tables import (
     acceptance_of,
     columns,
@@ -61,17 +61,16 @@ def read_stream(
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
     window = window_of(log, window)
     whole = _read_curves(log, "none", window)
-    parts, learning = whole if split == "none" else _read_curves(log, split, window), read_learning(log)
+    parts = whole if split == "none" else _read_curves(log, split, window)
     return {
         "window": window,
         "compared": compare_runs(log, list(folders or ())),
-        "story": read_story(log, learning, folders),
+        "story": read_story(log, folders),
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window))),
         "datasets": read_datasets(log),
         "totals": read_totals(log),
-        "learning": learning,
         "answered": rows(log.select(_ANSWERED)),
         "marks": _marks(log, window),
     }

@@ -39,7 +39,7 @@ def _describe(sources: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["No token of a draft was accepted."]
     shares = list[str]()
     for row in sorted(sources, key=lambda row: -row["accepted"]):
-        matched = "" if row["matched"] is None else f" ({row['matched']:.1f} tokens of context matched)"
+        matched = "" if not row["matched"] else f" ({row['matched']:.1f} tokens of context matched)"
         if row["accepted"]:
             came = "" if shares else "came "
             shares.append(f"{row['accepted'] / total:.0%} {came}from the {SOURCES[row['source']]}{matched}")

@@ -1,4 +1,4 @@
-"""A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did.
+"""A run in a few sentences: what drafts and learning gave, and what a drift did.
 
 Several runs are compared on the prompts that they have in common.
 """
@@ -9,22 +9,17 @@ from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
-from dashboards.web.queries.policies import describe_speedups
-from dashboards.web.queries.tables import read_statement, rows
+from dashboards.web.queries.tables import plain, read_statement, rows
+from store.query.findings import read_findings
 from store.query.log_reader import LogReader
 from store.query.rates import Z
-from store.query.summary import SUMMARY, describe_predictions
+from store.query.summary import SUMMARY
 from store.query.views import quote_text
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
 FEWEST = 12  # prompts in common: of fewer, the interval would be too narrow
 
-_TOKENS = """
-    SELECT run, sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks, max("offset") AS last
-    FROM prompts GROUP BY run
-"""
-_SOURCES = read_statement("story/sources")
-_LEARNING = read_statement("story/learning")
+_ENDS = 'SELECT run, max("offset") AS last FROM prompts GROUP BY run'
 _DRIFTS = read_statement("story/drifts")
 _EFFICIENCY = """
     SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
@@ -34,92 +29,33 @@ _EFFICIENCY = """
 _PAIRS = read_statement("story/pairs")
 
 
-def read_learning(log: LogReader) -> list[dict[str, Any]]:
-    """Read what learning did in each run, what it cost in seconds, and what it gained in tokens."""
-    return rows(log.select(_LEARNING))
-
-
-def read_story(
-    log: LogReader, learned: Sequence[Mapping[str, Any]], folders: Mapping[str, Path] | None = None
-) -> list[dict[str, Any]]:
-    """Describe each run of the log with a completed prompt in `sentences`. The summaries in `folders`, by the run's
-    name, have the result of the check.
+def read_story(log: LogReader, folders: Mapping[str, Path] | None = None) -> list[dict[str, Any]]:
+    """Describe each run of the log with a completed prompt in `sentences`, the first of which is its headline. The
+    summaries in `folders`, by the run's name, have the result of the check. `learning` has its ledger.
     """
-    blocks = {row["run"]: row for row in rows(log.select(_SOURCES))}
-    speedups = describe_speedups(log)
-    learning = {row["run"]: row for row in learned}
     drifts = rows(log.select(_DRIFTS))
+    ends = {row["run"]: row["last"] for row in rows(log.select(_ENDS))}
     found = []
-    for tokens in rows(log.select(_TOKENS)):
-        run = tokens["run"]
+    for run, findings in read_findings(log).items():
         sentences = [
-            _describe_tokens(tokens, blocks.get(run)),
-            *([speedups[run]] if run in speedups else []),
-            *_describe_learning(learning.get(run), blocks.get(run)),
-            *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
+            f"Drafting: {findings.describe_drafting()}.",
+            f"Learning: {findings.describe_learning()}.",
+            *_describe_drifts(log, [row for row in drifts if row["run"] == run], run, ends[run]),
         ]
-        if folders and run in folders and (check := read_check(folders[run])):
-            result = f"{check['mismatches']:,} do not follow from it" if check["mismatches"] else "all follow from it"
-            judged = f"The {check['judged']:,} judged decisions were each derived again from their row in the log"
-            sentences.append(f"{judged}: {result}.")
-        found.append({"run": run, "sentences": sentences})
+        if folders and run in folders and (check := read_check(folders[run])) and check["mismatches"]:
+            wrong = f"{check['mismatches']:,} of {check['judged']:,} judged decisions"
+            sentences.append(f"{wrong} do not follow from their row in the log.")
+        found.append(
+            {
+                "run": run,
+                "sentences": sentences,
+                "learning": {name: plain(value) for name, value in findings.ledger.items()},
+            }
+        )
     return found
 
 
-def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
-    emitted = tokens["emitted"]
-    if not emitted or blocks is None:
-        return "No token was emitted."
-    # a tree counts for the source of its first candidate
-    parts = {"the drafter model": blocks["model"], "the own text": blocks["lookup"], "the memory": blocks["memory"]}
-    accepted = sum(parts.values())
-    shares = ", ".join(f"{_format_percent(count, emitted)} {source}" for source, count in parts.items() if count)
-    from_drafts = f"{_format_percent(accepted, emitted)} of {emitted:,} tokens came from drafts"
-    own = f"{_format_percent(emitted - accepted, emitted)} from the target itself"
-    rate = f"{emitted / tokens['blocks']:.2f} tokens per target forward"
-    return f"{from_drafts}{f' ({shares})' if shares else ''}, {own}: {rate}."
-
-
-def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> list[str]:
-    if learning is None:
-        return ["Nothing was learned, so learning cost nothing."]
-    updates, served = learning["updates"], learning["served"]
-    if not updates:
-        heads = f"the acceptance head was trained {_count_times(learning['heads'])}"
-        what = f"No update of the drafter was computed, so it is still as it was loaded; {heads}."
-    elif served:
-        what = f"{served:,} of {updates:,} drafter updates passed the gate and served"
-        known = learning["predicted"], learning["predicted_loaded"]
-        what = f"{what}: {describe_predictions(*known)}." if None not in known else f"{what}."
-    else:
-        refused = "the only drafter update" if updates == 1 else f"all of the {updates:,} drafter updates"
-        what = f"The gate refused {refused}, so the drafter is still as it was loaded."
-    return [_describe_cost(learning, blocks), what]
-
-
-def _describe_cost(learning: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
-    parts, idle = [f"{_seconds(learning['waited'])} s of it waited for"], learning["idle_seconds"]
-    if idle:
-        parts.append(f"{_seconds(idle)} s while no request ran, which cost nothing")
-    if learning["recall_seconds"]:
-        parts.append(f"{_seconds(learning['recall_seconds'])} s to score earlier versions after drifts")
-    cost = f"Learning cost {_seconds(learning['seconds'])} s ({', '.join(parts)})"
-    count = f"{learning['tokens_gained']:,.0f}"
-    gained = f"{count} accepted token{'' if count in ('1', '-1') else 's'} over the baseline"
-    if not blocks or blocks["seconds_per_target_forward"] is None:
-        return f"{cost} and gained {gained}."
-    saved = learning["tokens_gained"] * blocks["seconds_per_target_forward"]
-    net = saved - (learning["seconds"] - idle)
-    verdict = f"a gain of {_seconds(net)} s" if net >= 0 else f"a loss of {_seconds(-net)} s"
-    return f"{cost} and gained {_seconds(saved)} s ({gained}): {verdict}."
-
-
-def _seconds(value: float) -> str:
-    """A number of seconds, with two places where one would show 0.0."""
-    return f"{value:.2f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
-
-
-def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
+def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], run: str, end: int) -> Iterator[str]:
     """The drifts that were acted upon, and what the last one did to the tokens per target forward."""
     drifts = [row for row in detected if row["action"] in ("reset", "recall")]
     if not drifts:
@@ -127,14 +63,13 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
         seen = f", though {count} at prompt {detected[-1]['offset']}" if detected else ""
         yield f"No drift was acted upon{seen}."
         return
-    last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
+    last, restored, changed = drifts[-1], sum(row["version"] is not None for row in drifts), drifts[-1]["changed_at"]
     times = "once" if len(drifts) == 1 else f"{len(drifts)} times, the last was"
     yield f"Drift was acted upon {times}: {last['description']}."
     if restored:
         yield f"An earlier version was restored {_count_times(restored)}."
-    changed, end = last["changed_at"], tokens["last"]
     parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
-    queries = [_EFFICIENCY.format(run=quote_text(tokens["run"]), first=first, last=until) for first, until in parts]
+    queries = [_EFFICIENCY.format(run=quote_text(run), first=first, last=until) for first, until in parts]
     before, until, now = (log.select(query).to_pylist()[0]["efficiency"] for query in queries)
     if before is not None and until is not None:
         yield (
@@ -157,11 +92,6 @@ def read_check(folder: Path) -> dict[str, int] | None:
 
 def _count_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _format_percent(part: float, whole: float) -> str:
-    share = 100 * part / whole
-    return f"{share:.1f}%" if 0 < share < 1 else f"{share:.0f}%"
 
 
 def compare_runs(log: LogReader, runs: Sequence[str]) -> list[str]:

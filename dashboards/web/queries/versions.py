@@ -18,7 +18,6 @@ _RATES = {
     "greedy": ("probe_greedy", "probe_tokens"),
     "sampled": ("probe_sampled", "probe_tokens"),
     "forwards": ("probe_tokens", "probe_forwards"),
-    "speed": ("probe_tokens", "probe_seconds"),
 }
 # Counters of a manifest by the columns of the log.
 _COUNTERS = {
@@ -40,10 +39,9 @@ def read_versions(log: LogReader, folders: Mapping[str, Path] = MappingProxyType
     """Read the versions with their rates on the probe and while each was the latest.
 
     Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1), `forwards` (tokens
-    per target forward) and `speed` (tokens per second) with intervals, and `plain`, the tokens per second without
-    drafts; and `gain`, how much larger each rate is than that of the baseline of its target. Both are None if the probe
-    was not measured, `speed` and `plain` if no costs were known. `verdicts` has sentences for each run and target, one
-    where all drafters are `equal`; with the runs' `folders`, by name, they tell the probe's kinds of prompts apart.
+    per target forward) with intervals; and `gain`, how much larger each rate is than that of the baseline of its
+    target. Both are None if the probe was not measured. `verdicts` has sentences for each run and target, one where all
+    drafters are `equal`; with the runs' `folders`, by name, they tell the probe's kinds of prompts apart.
     """
     served = {_key_of(row): row for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS)))}
     published = rows(log.select(_VERSIONS.format(most=MOST_VERSIONS)))
@@ -82,8 +80,7 @@ def _estimate_rates(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if not row["probe_tokens"]:
         return None
     found = {name: estimate_ratio(row[part], row[whole] or ()) for name, (part, whole) in _RATES.items()}
-    plain = row["probe_plain_seconds"]
-    return {name: asdict(one) if one else None for name, one in found.items()} | {"plain": plain and 1 / plain}
+    return {name: asdict(one) if one else None for name, one in found.items()}
 
 
 def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -157,9 +154,6 @@ def _describe_gain(version: Mapping[str, Any]) -> str:
     if gain["forwards"]:
         more = _format_difference(gain["forwards"], 1, 2)
         rates += [f"{more} tokens per target forward ({probe['forwards']['value']:.2f})"]
-    if gain["speed"] and probe["plain"]:
-        more, speed = _format_difference(gain["speed"], 1, 1), probe["speed"]["value"]
-        rates += [f"{more} tokens per second ({speed:.1f}; {probe['plain']:.1f} without drafts)"]
     return f"{word} the baseline on the probe: {', '.join(rates)}."
 
 

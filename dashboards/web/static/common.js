@@ -207,15 +207,16 @@ export const swatch = (color) => {
   return made;
 };
 
-// What a page found about each run, in sentences.
+// What a page found about each run, in sentences, with the first as a headline if there is one.
 // `compared` has sentences on all runs together.
-export function story(place, stories, compared = []) {
+export function story(place, stories, compared = [], headed = false) {
   const list = (sentences) => make("ul", {}, ...sentences.map((text) => make("li", { text })));
   const together = compared.length ? [make("div", {}, make("p", {}, make("b", { text: "The runs compared" })), list(compared))] : [];
   place.classList.remove("loading");
   place.replaceChildren(...together, ...stories.map(({ run, sentences }) => {
     const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
-    return make("div", {}, ...(name.length ? [make("p", {}, ...name.slice(0, 2))] : []), list(sentences));
+    const head = headed ? [make("p", { text: sentences[0], className: "headline" })] : [];
+    return make("div", {}, ...(name.length ? [make("p", {}, ...name.slice(0, 2))] : []), ...head, list(sentences.slice(head.length)));
   }));
 }
 

@@ -48,6 +48,6 @@ if (runs.length) live(async (again) => {
   table(element("policies"), [
     { title: "policy", of: (row) => row.name }, { title: "tokens per second", of: (row) => `${words(row.per_second, 1)}${isFastest(row) ? " ▲" : ""}`, number: true },
     { title: "tokens per forward", of: (row) => words(row.per_forward, 2), number: true }, { title: "blocks", of: (row) => row.blocks, show: whole, number: true },
-    { title: "run", of: (row) => row.run },
+    ...(runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : []),
   ], found.policies, "Policies, the fastest first");
 });

@@ -1,5 +1,5 @@
 // The table of runs: the start of the pages.
-import { element, fixed, interval, live, make, percent, reach, table, whole } from "./common.js";
+import { element, fixed, interval, live, make, reach, table, whole } from "./common.js";
 
 const form = element("chosen");
 const when = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
@@ -23,6 +23,13 @@ function checkOf(row) {
   return make("span", { text, className: `state ${mismatches ? "unreadable" : "finished"}`, title: `${whole(judged)} judged decisions were derived again from their rows` });
 }
 
+// How many times as fast as without drafts, as the end of the run says it (store/query/findings.py).
+function timesOf({ times }) {
+  if (!times) return "–";
+  const range = make("small", { text: ` ${fixed(2)(times.low)}–${fixed(2)(times.high)}`, title: "interval of 95%" });
+  return make("span", {}, make("b", { text: fixed(2)(times.value) }), range);
+}
+
 const COLUMNS = [
   { title: "run", of: nameOf, by: (row) => row.run },
   { title: "state", of: stateOf, by: (row) => row.state },
@@ -30,11 +37,11 @@ const COLUMNS = [
   { title: "target", of: (row) => row.targets.join(", ") },
   { title: "data", of: (row) => row.datasets.join(", ") },
   { title: "learning", of: (row) => ({ true: "on", false: "off" })[row.learning] ?? "–" },
+  { title: "tokens / second", of: (row) => row.speed, show: fixed(1), number: true },
+  { title: "times without drafts", of: timesOf, by: (row) => row.times?.value ?? null, number: true },
   { title: "prompts", of: (row) => row.prompts, show: whole, number: true },
   { title: "acceptance", of: interval, by: (row) => row.acceptance, number: true },
-  { title: "from drafts", of: (row) => row.drafted_share, show: percent, number: true },
   { title: "tokens / forward", of: (row) => row.efficiency, show: fixed(2), number: true },
-  { title: "tokens / second", of: (row) => row.speed, show: fixed(1), number: true },
   { title: "drifts", of: (row) => row.drifts, show: whole, number: true },
   { title: "versions", of: (row) => row.versions, show: whole, number: true },
   { title: "check", of: checkOf },

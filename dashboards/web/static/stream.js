@@ -195,7 +195,7 @@ function draw(found, split) {
 function showTotals(found) {
   cards(element("totals"), runs.map((run, number) => {
     const total = found.totals.find((row) => row.run === run) ?? {};
-    const learning = found.learning.find((row) => row.run === run) ?? {};
+    const learning = found.story.find((row) => row.run === run)?.learning ?? {};
     const drifts = found.answered.find((row) => row.run === run) ?? { detected: 0, answered: 0 };
     return { name: run, color: style(number).color, metrics: [
       ["prompts", whole(total.prompts ?? 0), total.targets?.length > 1 ? `${total.targets.length} targets` : ""],
@@ -229,7 +229,7 @@ function showTables(found) {
   element("shown").textContent = total > listed.length ? `${whole(listed.length)} of ${whole(total)} are listed, the newest first; the SQL page has all.` : "";
   table(element("events"), [
     { title: "prompt", of: textOf, by: (row) => row.offset, number: true }, { title: "what", of: kindOf, by: (row) => row.kind, short: true }, { title: "description", of: (row) => WORDS[row.kind](row) },
-    { title: "target", of: (row) => row.target }, { title: "run", of: (row) => row.run },
+    ...(new Set(listed.map((row) => row.target)).size > 1 ? [{ title: "target", of: (row) => row.target }] : []), ...(runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : []),
   ], listed, "Drifts, recalls and versions, the newest first");
   const curves = found.parts;
   const sourceRow = (row) => found.sources.run.findIndex((run, other) => run === curves.run[row] && Math.floor(found.sources.first[other] / found.window) === Math.floor(curves.first[row] / found.window));
@@ -251,7 +251,7 @@ if (runs.length) {
     if (!found) return;
     element("window").textContent = `${whole(found.window)} prompts per point${chosen.split === "none" ? "" : "; tokens per second are of the whole run"}`;
     found.marks = withResets(found.marks);
-    story(element("story"), found.story, found.compared);
+    story(element("story"), found.story, found.compared, true);
     showTotals(found);
     draw(found, chosen.split);
     showTables(found);

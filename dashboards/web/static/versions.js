@@ -17,15 +17,12 @@ const rateOf = (name) => (version) => version.probe?.[name]?.value ?? null;
 const registeredOf = (version) => registered.find((row) => row.run === version.run && row.version === version.version);
 const aliasesOf = (version) => registeredOf(version)?.aliases ?? [];
 
-// Acceptance (left) and speed (right) of each version on the probe, in the order of publication. The speed is in tokens
-// per second, with a line for that without drafts; in tokens per target forward if a version has no measured costs.
+// Acceptance (left) and tokens per target forward (right) of each version on the probe, in the order of publication.
 function drawProbe(versions) {
   const place = element("probe");
   const measured = versions.filter((version) => version.probe);
   place.hidden = !measured.length;
   if (!measured.length) return;
-  const timed = measured.every((version) => version.probe.speed);
-  const [rate, unit, digits] = timed ? ["speed", "tokens per second", 1] : ["forwards", "tokens per forward", 2];
   const lines = [...new Set(measured.map((version) => JSON.stringify([version.run, version.target])))].map((line) => JSON.parse(line));
   const trace = (mine, look, label, rate, axis, dash, shown) => {
     const found = mine.filter((version) => version.probe[rate]);
@@ -35,24 +32,20 @@ function drawProbe(versions) {
       x: found.map((version) => version.offset), y: found.map(rateOf(rate)), line: { color: look.color, dash, width: 2 },
       marker: { color: look.color, size: 9, symbol: found.map((version) => `${SHAPES[version.reason] ?? "circle"}${dash === "dot" ? "-open" : ""}`) },
       error_y: { type: "data", symmetric: false, array: end("high", 1), arrayminus: end("low", -1), color: `${look.color}88`, thickness: 2, width: 4 },
-      hovertext: found.map((version) => plain(`${name(version)}: ${estimate(version.probe[rate], axis === "y2" ? digits : 3)}`)), hoverinfo: "text",
+      hovertext: found.map((version) => plain(`${name(version)}: ${estimate(version.probe[rate], axis === "y2" ? 2 : 3)}`)), hoverinfo: "text",
     };
   };
   const traces = lines.flatMap(([run, target], number) => {
     const mine = measured.filter((version) => version.run === run && version.target === target);
     const look = style(number);
     const label = plain(lines.length > 1 ? `${run}: ${target}` : run);
-    const without = timed ? [{
-      type: "scatter", mode: "lines", x: mine.map((version) => version.offset), y: mine.map((version) => version.probe.plain), xaxis: "x2", yaxis: "y2", legendgroup: label, showlegend: false,
-      line: { color: look.color, dash: "dash", width: 1 }, hovertemplate: "%{y:.1f} tokens per second without drafts, at the same costs<extra></extra>",
-    }] : [];
-    return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, rate, "y2", look.dash, false), ...without];
+    return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, "forwards", "y2", look.dash, false)];
   });
   const x = { title: { text: "published at prompt" }, range: room(measured.map((version) => version.offset)), tickformat: ",d", zeroline: false };
   const tall = narrow();
   chart(place, traces, {
     hovermode: "closest", grid: { rows: tall ? 2 : 1, columns: tall ? 1 : 2, pattern: "independent", xgap: 0.12, ygap: 0.3 },
-    xaxis: x, xaxis2: x, yaxis: { title: { text: "acceptance" }, rangemode: "tozero" }, yaxis2: { title: { text: unit }, anchor: "x2", rangemode: timed ? "tozero" : "normal" },
+    xaxis: x, xaxis2: x, yaxis: { title: { text: "acceptance" }, rangemode: "tozero" }, yaxis2: { title: { text: "tokens per forward" }, anchor: "x2" },
   });
 }
 
@@ -89,13 +82,12 @@ function fillChoices(versions) {
   selects[1].value = key(other);
 }
 
-// What matters; DETAILS are folded. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is
-// better.
+// What matters; DETAILS are folded. Of the rows with digits, a difference is shown; of those with a rate on the probe, one whose
+// interval lies above the other's is marked.
 const ROWS = [
-  { title: "probe: tokens per second", of: rateOf("speed"), show: (_, version) => estimate(version.probe?.speed, 1), digits: 1, more: true },
-  { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
-  { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
-  { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
+  { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, rate: "forwards" },
+  { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, rate: "greedy" },
+  { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, rate: "sampled" },
   { title: "in service: acceptance", of: (version) => version.acceptance, show: (value, version) => estimate(value === null ? null : { ...version, value }, 3), digits: 3 }, { title: "in service: tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 },
   { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: (version) => version.reason }, { title: "changes", of: (version) => version.changes },
   { title: "alias", of: (version) => aliasesOf(version).join(", ") || null },
@@ -118,7 +110,7 @@ function compare(versions) {
   if (isSame) return (element("pair-command").textContent = "");
   const cell = (version, rival) => (row) => {
     const [value, theirs] = [row.of(version), row.of(rival)];
-    const better = row.more && value !== null && theirs !== null && value > theirs;
+    const better = row.rate && value !== null && theirs !== null && version.probe[row.rate].low > rival.probe[row.rate].high;
     return make(better ? "b" : "span", { text: `${row.show ? row.show(value, version) : value ?? "–"}`, className: better ? "better" : "" });
   };
   const columns = [
@@ -139,14 +131,13 @@ function showAll(versions) {
   const colors = new Map(runs.map((run, number) => [run, style(number).color]));
   const best = Math.max(...versions.map((version) => rateOf("greedy")(version) ?? -1));
   const ranked = versions.toSorted((one, other) => (rateOf("greedy")(other) ?? -1) - (rateOf("greedy")(one) ?? -1) || runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
-  const isBest = (version) => best > 0 && rateOf("greedy")(version) === best && versions.filter((other) => rateOf("greedy")(other) === best).length === 1;
+  const isBest = (version) => version.gain?.greedy?.low > 0 && rateOf("greedy")(version) === best && versions.filter((other) => rateOf("greedy")(other) === best).length === 1;
   const fits = (column) => !narrow() || !column.wide; // a phone shows these of two versions
   table(element("all"), [
     { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), by: (row) => row.version, short: true },
     { title: "registry", of: (row) => [...(registeredOf(row) ? [`#${registeredOf(row).number}`] : []), ...aliasesOf(row)].join(" ") || "–", by: (row) => registeredOf(row)?.number ?? null, wide: true },
     { title: "probe, greedy", of: (row) => inTwoLines(estimate(row.probe?.greedy, 3)), by: rateOf("greedy"), number: true },
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
-    { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },
     { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true, wide: true },
     { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
     { title: "changes", of: (row) => row.changes || "–" },

@@ -8,7 +8,7 @@ from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
 from dashboards.web.queries.charts import read_stream
-from dashboards.web.queries.story import compare_runs, read_learning, read_story
+from dashboards.web.queries.story import compare_runs, read_story
 from store.events import Action, BlockDone, DraftSource, Event
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
@@ -16,7 +16,7 @@ from store.query.summary import summarize
 
 def describe(tmp_path: Path, events: list[Event]) -> list[str]:
     with LogReader([write(tmp_path / "run", events)]) as log:
-        (found,) = read_story(log, read_learning(log))
+        (found,) = read_story(log)
     sentences: list[str] = found["sentences"]
     return sentences
 
@@ -28,14 +28,15 @@ def make_copied(offset: int, source: DraftSource) -> list[Event]:
         BlockDone(offset, "docs", 1, 1, 2, 2, 2, 2, 3, 0.0, 0.0, 0.5),
     ]
     counts = {"emitted": 10, "blocks": 4, "judged": 2, "accepted": 2, "lookup_blocks": 1, "lookup_accepted": 6}
+    counts["own_accepted"] = 6 if source is DraftSource.LOOKUP else 0
     return [*drafts, make_completed(offset, **counts)]
 
 
 def test_tokens_are_divided_by_their_source(tmp_path: Path):
     events = [*make_copied(0, DraftSource.LOOKUP), *make_copied(1, DraftSource.MEMORY)]
     assert describe(tmp_path / "a", events)[0] == (
-        "80% of 20 tokens came from drafts (20% the drafter model, 30% the own text, 30% the memory), "
-        "20% from the target itself: 2.50 tokens per target forward."
+        "Drafting: speed without drafts unknown, since draft.exploration is 0; own text 30%, memory 30%, drafter 20% "
+        "of 20 tokens."
     )
 
 
@@ -46,49 +47,52 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
     sentence = describe(tmp_path, events)[1]
     ledger = summarize(tmp_path / "run")["totals"]["ledger"]
     assert sentence == (
-        f"Learning cost {ledger['update_seconds']:.1f} s ({ledger['waited_seconds']:.1f} s of it waited for) and "
-        f"gained {ledger['seconds_saved']:.1f} s ({gained:.0f} accepted tokens over the baseline): "
+        f"Learning: 1 of 1 drafter updates served; cost {ledger['update_seconds']:.1f} s "
+        f"({ledger['waited_seconds']:.1f} s waited for), gained {ledger['seconds_saved']:.1f} s "
+        f"({gained:.0f} accepted tokens more than as loaded): "
         f"{verdict}{abs(ledger['net_seconds']):.1f} s."
     )
+    assert sentence == f"Learning: {summarize(tmp_path / 'run')['findings']['learning']}.", "as the end of the run"
 
 
-@pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
-def test_a_drafter_that_was_never_updated_is_reported_as_loaded(tmp_path: Path, steps: int, refused: str):
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_drafter_that_was_never_updated_is_reported_as_loaded(tmp_path: Path, steps: int):
     events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head")]
-    assert describe(tmp_path / "a", events)[2] == (
-        "No update of the drafter was computed, so it is still as it was loaded; the acceptance head was trained once."
-    )
+    only_head = describe(tmp_path / "a", events)[1]
+    assert only_head.startswith("Learning: only the acceptance head, 1 times; drafter unchanged; cost ")
     events += [make_updated(served=False)] * steps
-    sentence = f"The gate refused {refused}, so the drafter is still as it was loaded."
-    assert describe(tmp_path / "b", events)[2] == sentence
+    refused = describe(tmp_path / "b", events)[1]
+    assert refused.startswith(f"Learning: the gate refused all {steps} drafter updates; drafter unchanged; cost ")
 
 
 def test_the_speed_is_compared_with_the_speed_without_drafts(tmp_path: Path):
     drawn: list[Event] = []
-    for offset in range(8):  # the first block of a prompt reads it and does not count
+    for offset in range(32):  # the first block of a prompt reads it and does not count
         action, emitted = (Action.NOTHING, 1) if offset % 2 else (Action.COPIES, 3)
         counts = (1, 4, 4, 4, emitted - 1, emitted, 0.0, 0.0, 0.5)
         drawn += [BlockDone(offset, "docs", block, *counts, action=action, propensity=0.5) for block in range(2)]
         drawn.append(make_completed(offset, emitted=2 * emitted, blocks=2, started=1.0 + offset, finished=2.0 + offset))
-    sentence = "Drafts made decoding 2.00 times as fast (1.41 to 2.83): 4.0 ± 1.4 tokens/s, and 2.0 ± 0.0 without any"
-    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}, as blocks drawn at random show."
+    assert describe(tmp_path / "a", drawn)[0].startswith("Drafting: 2.00 times as fast (1.68 to 2.38) as without; ")
+    totals = summarize(tmp_path / "a" / "run")["totals"]
+    assert [round(totals[f"times_without_drafts{end}"], 2) for end in ("", "_low", "_high")] == [2.0, 1.68, 2.38]
+    few = [event for event in drawn if event.offset < 16]
+    too_few = "Drafting: too few prompts to say how much faster than without; "
+    assert describe(tmp_path / "b", few)[0].startswith(too_few)
 
 
-def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
+def test_contradictions_that_the_check_found_are_reported(tmp_path: Path):
     folder = write(tmp_path / "run", [*blocks(0), prompt(0)])
-    for mismatches, result in ((0, "all follow from it"), (3, "3 do not follow from it")):
+    for mismatches in (0, 3):
         check = {"decisions": 4818, "judged": 2611, "mismatches": mismatches}
         (folder / "summary.json").write_text(json.dumps({"check": check}))
         with LogReader([folder]) as log:
-            (found,) = read_story(log, [], folders={folder.name: folder})
-        assert found["sentences"][-1] == (
-            f"The 2,611 judged decisions were each derived again from their row in the log: {result}."
-        )
+            (found,) = read_story(log, folders={folder.name: folder})
+        said = "3 of 2,611 judged decisions do not follow from their row in the log." in found["sentences"]
+        assert said == bool(mismatches)
 
 
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     assert describe(tmp_path, stream())[2:] == [
-        "5 of 6 drafter updates passed the gate and served.",
         f"Drift was acted upon once: {make_drifted().description}.",
         "An earlier version was restored once.",
         "Tokens per target forward were 2.50 in the 20 prompts before the change, at prompt 30, 2.50 from there until "

@@ -68,18 +68,6 @@ def test_a_version_is_compared_with_its_baseline_on_the_probe(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_the_speed_on_the_probe_is_compared_with_none(tmp_path: Path):
-    seconds = {"probe_plain_seconds": 0.02}
-    slow, fast = {"probe_seconds": (0.25,) * 8, **seconds}, {"probe_seconds": (0.16,) * 8, **seconds}
-    found = read(tmp_path, version(0, 2, **slow), version(1, 5, **fast))
-    baseline, newest = found["versions"]
-    assert (baseline["probe"]["speed"]["value"], baseline["probe"]["plain"]) == (40.0, 50.0)
-    assert newest["gain"]["speed"]["value"] == 22.5
-    assert found["verdicts"][0]["sentences"][0].endswith(
-        ", +22.5 (+22.5 to +22.5) tokens per second (62.5; 50.0 without drafts)."
-    )
-
-
 def test_equal_drafters_are_one_line(tmp_path: Path):
     same = {"drafter_digest": "a"}
     found = read(tmp_path / "a", version(0, 4, **same), version(1, 4, **same, head_version=4, memory_tokens=1728))
