@@ -287,7 +287,7 @@ def strays(run: Path) -> set[str]:
     """Files of a finished run that nothing names. A process killed after its last commit may leave its owner file."""
     manifest = read_manifest(run)
     assert manifest.finished
-    named = {"config.json", "vocabulary.json", "summary.json", "rejected.jsonl"}
+    named = {"config.json", "vocabulary.json", "summary.json", "answers.jsonl", "rejected.jsonl"}
     named |= {"mlflow.json", LOCK, OWNER, "log/.manifest.lock", "log/.mlflow.lock"}
     named |= {str(MANIFEST), str(PREVIOUS)}
     named |= {f"log/{part.file}" for parts in manifest.tables.values() for part in parts}

@@ -36,7 +36,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):
-    files = {".lock", "checkpoint", "config.json", "log", "summary.json", "vocabulary.json"}
+    files = {".lock", "answers.jsonl", "checkpoint", "config.json", "log", "summary.json", "vocabulary.json"}
     assert {path.name for path in run.iterdir()} == files
     assert load(run / "config.json") == config_of(tiny_pair, **SETTINGS)
     summary = summary_of(run)
