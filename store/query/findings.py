@@ -38,10 +38,11 @@ class Findings:
     def list_numbers(self) -> dict[str, float | None]:
         """Return the numbers of the summary: shares of all tokens, and the speed in `times_without_drafts`."""
         emitted, times = self.tokens["emitted"], self.times
+        value, low, high = (times.value, times.low, times.high) if times else (None, None, None)
         return {
-            "times_without_drafts": times and times.value,
-            "times_without_drafts_low": times and times.low,
-            "times_without_drafts_high": times and times.high,
+            "times_without_drafts": value,
+            "times_without_drafts_low": low,
+            "times_without_drafts_high": high,
             **{f"share_{name}": self.tokens[name] / emitted if emitted else None for name in _SOURCES},
             "ended_by_length": self.tokens["ended_by_length"],
         }
