@@ -55,6 +55,12 @@ class Learner(ABC):
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
         """Process a prompt that was completed and logged."""
 
+    learns_parts = False  # whether `learn_part` is to be called; else an example has the whole answer
+
+    def learn_part(self, example: TrainingExample) -> Iterable[Event]:
+        """Learn from a part of an answer that goes on. Its last part comes with the completed prompt."""
+        return ()
+
     def wants_example(self, offset: int) -> bool:
         """Return whether the soft targets of a prompt that is admitted now, at this offset, are to be recorded."""
         return True

@@ -210,6 +210,16 @@ class TargetRunner:
         self._recording = self._clock() - times[-1]
         for row in [row for row in self._rows if row.finish]:
             yield from self._finish(row)
+        if self.learner.learns_parts:
+            yield from self._learn_parts()
+
+    def _learn_parts(self) -> Iterator[Event]:
+        """Learn from answers that go on: of a long one the drafter would learn nothing before its end."""
+        for row in self._rows:
+            in_flight = self._in_flight[row]
+            if in_flight.example.is_part:
+                part, in_flight.example = in_flight.example.build(row, self._target), ExampleBuilder.after(row)
+                yield from self.learner.learn_part(part)
 
     def finish_early(self, offset: int, finish: str) -> Iterator[Event]:
         """Finish a prompt in flight between two blocks, with `finish` as the logged reason."""

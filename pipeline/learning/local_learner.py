@@ -8,6 +8,7 @@ from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import DriftResponse
 from pipeline.learning.publisher import Publisher
+from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.distill import Distill, Distiller
 from stages.learn.training.drafter_trainer import DrafterTrainer
@@ -17,6 +18,8 @@ from store.events import Event, PromptCompleted
 
 class LocalLearner(Learner):
     """Trains in the loop's process. Its methods run on the loop's thread; updates may run on a thread of their own."""
+
+    learns_parts = True
 
     def __init__(self, distill: Distiller, drift: DriftMonitor, response: DriftResponse, publisher: Publisher) -> None:
         self.distill, self.publisher = distill, publisher
@@ -50,6 +53,11 @@ class LocalLearner(Learner):
     @override
     def publish_baseline(self) -> Iterator[Event]:
         yield from self.publisher.publish_baseline()
+
+    @override
+    def learn_part(self, example: TrainingExample) -> Iterator[Event]:
+        yield from self._response.observe(example)
+        yield from self.distill.learn(example)
 
     @override
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterator[Event]:

@@ -33,6 +33,8 @@ PLACES = {
     "drift_tolerance": "pipeline.learning.drift.TOLERANCE",
     "drift_cooldown": "pipeline.learning.drift.COOLDOWN",
     "recall_margin": "pipeline.assembly.learner.RECALL_MARGIN",
+    "part_tokens": "stages.learn.examples.builder.PART_TOKENS",
+    "part_context": "stages.learn.examples.builder.CONTEXT",
     "recall_versions": "pipeline.assembly.learner.RECALL_VERSIONS",
 }
 NO_GATE = 1 << 62  # of `gate_every`

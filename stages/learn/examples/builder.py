@@ -1,7 +1,7 @@
-"""Builds the training example of one prompt, block by block."""
+"""Builds the training examples of one prompt, block by block: one of each part of a long answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import prod
 
@@ -23,6 +23,8 @@ from stages.contract.snapshot import State
 from stages.sampling.distributions import acceptance_probability
 from store.events import DraftSource, Outcome, Translation
 
+PART_TOKENS = 128  # of an answer, after which it is learned from although it goes on
+CONTEXT = 256  # pieces of a text that a later part begins with, so that it costs no more than an answer
 JUDGED = (Outcome.ACCEPTED, Outcome.REJECTED, Outcome.ALTERNATIVE)
 
 
@@ -89,7 +91,7 @@ def _ngram_positions(verdict: Verdict) -> list[int]:
 
 @dataclass
 class ExampleBuilder:
-    """Collects the training example of one sequence while it is in flight."""
+    """Collects the training examples of one sequence while it is in flight. Positions are those of a part's text."""
 
     soft_targets: list[TopTokens | TopLogits] = field(default_factory=list)
     labels: list[AcceptanceLabel] = field(default_factory=list)
@@ -97,12 +99,13 @@ class ExampleBuilder:
     judged: int = 0
     copied: int = 0
     states: list[Numbers] = field(default_factory=list)
+    begin: int = 0  # of the part's text among the row's pieces
 
     def add_verdict(self, verdict: Verdict) -> None:
-        if verdict.soft_targets:
-            self.soft_targets.append(verdict.soft_targets)
+        if found := verdict.soft_targets:
+            self.soft_targets.append(replace(found, positions=found.positions - self.begin))
         self.labels += make_labels(verdict)
-        self.ngram_positions += _ngram_positions(verdict)
+        self.ngram_positions += [position - self.begin for position in _ngram_positions(verdict)]
         if verdict.proposal.draft.source is DraftSource.MODEL:  # the drafter's gain is measured on its own drafts
             self.judged += verdict.judged
         else:
@@ -110,11 +113,21 @@ class ExampleBuilder:
         if verdict.states is not None:
             self.states.append(verdict.states.numpy())
 
+    @classmethod
+    def after(cls, row: SequenceState) -> "ExampleBuilder":
+        """Begin a later part of an answer."""
+        return cls(begin=max(0, len(row.pieces) - CONTEXT))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether there are tokens enough for an example, although the answer goes on."""
+        return sum(len(found.positions) for found in self.soft_targets) >= PART_TOKENS
+
     def build(self, row: SequenceState, target: str) -> TrainingExample:
         return TrainingExample(
             row.offset,
             target,
-            tuple(row.pieces),
+            tuple(row.pieces[self.begin :]),
             _join(self.soft_targets),
             tuple(self.labels),
             tuple(self.ngram_positions),
@@ -131,6 +144,7 @@ class ExampleBuilder:
             "example": self.build(row, ""),
             "features": torch.stack(features) if features else (),
             "acceptances": [label.acceptance for label in self.labels],
+            "begin": self.begin,
         }
 
     @classmethod
@@ -139,4 +153,5 @@ class ExampleBuilder:
         labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
         soft_targets: list[TopTokens | TopLogits] = [example.soft_targets] if example.soft_targets else []
         states = [] if example.states is None else [example.states]
-        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, example.copied, states)
+        counts = example.judged, example.copied
+        return cls(soft_targets, labels, list(example.ngram_positions), *counts, states, state["begin"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -131,6 +132,11 @@ def find_states(
     return found, positions_N[found] - starts[begins], example.states[begins - 1]
 
 
+def _name(example: TrainingExample) -> tuple[str, int, int]:
+    """Return what names an example in a version's file: prompts have several, of one part of their answer each."""
+    return example.target, example.offset, crc32(np.array(example.pieces, np.int64).tobytes())
+
+
 SUMS_FILE = "sums.safetensors"  # of a version
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
 FIRST_STRENGTH = 8.0  # before any is measured
@@ -235,7 +241,7 @@ class OutputLayerTrainer(DrafterTrainer):
 
     def write_sums(self, folder: Path) -> None:
         """Write the sums to a version's folder. No update may be in progress."""
-        learned = [(one.target, one.offset, weight) for one, weight in self._learned.items()]
+        learned = [(*_name(one), weight) for one, weight in self._learned.items()]
         content = json.dumps({"measured": self._measured, "tokens": self._tokens, "learned": learned})
         save_file(self._sums.state_dict(), folder / SUMS_FILE, {"sums": content})
 
@@ -255,12 +261,12 @@ class OutputLayerTrainer(DrafterTrainer):
             with safe_open(path, framework="pt", device=str(self._loaded_DX.device)) as file:
                 content = json.loads((file.metadata() or {})["sums"])
                 sums = LeastSquaresSums.from_state({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-            weights = {(target, offset): weight for target, offset, weight in content["learned"]}
+            weights = {tuple(name): weight for *name, weight in content["learned"]}
             measured, tokens = list(content["measured"]), content["tokens"]
         except (SafetensorError, KeyError, ValueError) as error:
             raise CorruptError(f"{path} must hold the sums of a version, but: {error}") from error
         self._sums, self._measured, self._tokens, self._correction = sums, measured, tokens, None
-        self._learned = {one: weights.get((one.target, one.offset), 0.0) for one in self._learned}
+        self._learned = {one: weights.get(_name(one), 0.0) for one in self._learned}
 
     def _serve_solution(self) -> None:
         self._solve()

@@ -113,6 +113,14 @@ CASES: dict[str, dict[str, Any]] = {  # settings, and constants by their names i
     "without learning": {"learn__enabled": False},
     "known prefixes": {"prompt_chunk": 2, "batch": 3, "sampling__temperature": 1.0},
     "least squares": {"learn__method": "least-squares", "draft__sources": ("model",)},
+    "parts of answers": {
+        "part_tokens": 4,
+        "part_context": 8,
+        "sampling__max_new_tokens": 24,
+        "update_lag": 0,
+        "learn__method": "least-squares",
+        "learn__interval": 1,
+    },
 }
 
 
@@ -132,6 +140,13 @@ def test_it_makes_no_difference_where_a_run_was_stopped(tiny_pair: TinyPair, tmp
         parts, stops = in_parts(config, tmp_path / "parts", every=9)
     assert stops >= 5
     assert differences(whole, parts) == []
+
+
+def test_an_answer_is_learned_from_before_its_end(tiny_pair: TinyPair, tmp_path: Path):
+    with case_of(tiny_pair, "parts of answers") as config:
+        events = in_one_go(config, tmp_path)
+    first = next(place for place, event in enumerate(events) if isinstance(event, PromptCompleted))
+    assert [event.part for event in events[:first] if isinstance(event, Updated)].count("drafter") >= 1
 
 
 @pytest.mark.parametrize("costs", ["estimated", "tracked"])

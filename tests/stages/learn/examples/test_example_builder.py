@@ -112,6 +112,23 @@ def test_a_builder_that_was_saved_continues_with_what_was_stored():
     assert compute_all(one.soft_targets) == compute_all(other.soft_targets)
 
 
+@pytest.mark.constants(part_tokens=2, part_context=3)
+def test_a_long_answer_becomes_several_examples_that_begin_a_little_before_it():
+    row, builder, parts = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder(), []
+    for position in range(3, 8):
+        row.pieces.append(1)
+        builder.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=tokens_at((position, 1))))
+        builder = ExampleBuilder.from_state(store(builder.state_dict(row)))
+        if builder.is_part:
+            parts.append(builder.build(row, "big"))
+            builder = ExampleBuilder.after(row)
+    parts.append(builder.build(row, "big"))
+    texts = [(0, 1, 0, 1, 1), (0, 1, 1, 1, 1), (1, 1, 1, 1)]
+    assert [part.pieces for part in parts] == texts
+    assert [part.soft_targets.positions.tolist() for part in parts] == [[3, 4], [3, 4], [3]]
+    assert {part.offset for part in parts} == {7}
+
+
 @pytest.mark.parametrize(
     ("source", "judged"), [(DraftSource.MODEL, 1), (DraftSource.LOOKUP, 0), (DraftSource.MEMORY, 0)]
 )
