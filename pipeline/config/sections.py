@@ -184,7 +184,9 @@ class LearnSettings(Section):
         "fraction of the cost of 'gradient', which trains all. Adapters (lora_rank) are trained by gradient.",
     )
     interval: int = Field(
-        default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
+        default=4,
+        ge=1,
+        description="Prompts, or 64 tokens of a longer answer, between two updates; with spacing 'paying' the minimum.",
     )
     spacing: Literal["fixed", "paying"] = Field(
         default="paying",

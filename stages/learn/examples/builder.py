@@ -23,7 +23,7 @@ from stages.contract.snapshot import State
 from stages.sampling.distributions import acceptance_probability
 from store.events import DraftSource, Outcome, Translation
 
-PART_TOKENS = 128  # of an answer, after which it is learned from although it goes on
+PART_TOKENS = 64  # of an answer, after which it is learned from although it goes on
 CONTEXT = 256  # pieces of a text that a later part begins with, so that it costs no more than an answer
 JUDGED = (Outcome.ACCEPTED, Outcome.REJECTED, Outcome.ALTERNATIVE)
 
