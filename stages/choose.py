@@ -93,7 +93,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
         """Return the action with the highest expected tokens per second; in trials and after a drift, the model's."""
         candidates = len(grown.tree.candidates) if grown.tree else 0
-        can_draft = self._model and self._decode.speculates and self._decode.has_space(row)
+        can_draft = self._model and self._decode.speculates
         if can_draft and (self._due or is_trial(row, self._chooser.trial_interval)):
             return Action.MODEL
         reading = 0.0  # what each draft of the model bears of the cost of reading the prompt

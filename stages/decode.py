@@ -183,7 +183,8 @@ class Decode(Stage[SequenceState, Draft]):
         probs_dtype: torch.dtype = torch.float32,
         state_logits: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
-        self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
+        self.model, self.head, self.probs_dtype = model, head, probs_dtype
+        self.max_draft = min(max_draft, model.max_length // 2)
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
         self._state_logits = state_logits
         self._forbidden_D = model.mask_without(allowed)
@@ -191,6 +192,7 @@ class Decode(Stage[SequenceState, Draft]):
         model.restrict(allowed)
         self._read: dict[SequenceState, list[int]] = {}
         self._agreed: dict[SequenceState, int] = {}  # how many of the read pieces are final
+        self._begins: dict[SequenceState, int] = {}  # where in the row's pieces they begin
         self._empty_probs_KD = torch.zeros(0, model.vocabulary_size, dtype=probs_dtype, device=model.device)
         self._drawn: dict[SequenceState, int] = {}  # pieces of this block's drafts, dropped ones included
         self.unusable = 0  # number of drafts that ended because the drafter's distribution was NaN or infinite
@@ -199,12 +201,12 @@ class Decode(Stage[SequenceState, Draft]):
     def admit(self, row: SequenceState) -> None:
         """Add a row. Its prompt is read before its first draft, which may never come."""
         self.model.admit(row, row.pieces, read=False)
-        self._read[row], self._agreed[row] = [], 0
+        self._read[row], self._agreed[row], self._begins[row] = [], 0, 0
 
     @override
     def release(self, row: SequenceState) -> None:
         self.model.release(row)
-        del self._read[row], self._agreed[row]
+        del self._read[row], self._agreed[row], self._begins[row]
         self._drawn.pop(row, None)
 
     @property
@@ -213,14 +215,17 @@ class Decode(Stage[SequenceState, Draft]):
 
     @override
     def state_dict(self, rows: Collection[SequenceState]) -> State:
-        read = [(row, pieces, self._agreed[row]) for row, pieces in self._read.items() if row in rows]
+        read = [
+            (row, pieces, self._agreed[row], self._begins[row]) for row, pieces in self._read.items() if row in rows
+        ]
         return {"model": self.model.state_dict(rows), "rows": read}
 
     @override
     def load_state_dict(self, state: State) -> None:
         self.model.load_state_dict(state["model"])
-        self._read = {row: pieces for row, pieces, _ in state["rows"]}
-        self._agreed = {row: agreed for row, _, agreed in state["rows"]}
+        self._read = {row: pieces for row, pieces, _, _ in state["rows"]}
+        self._agreed = {row: agreed for row, _, agreed, _ in state["rows"]}
+        self._begins = {row: begin for row, _, _, begin in state["rows"]}
 
     def count_drawn(self, draft: Draft) -> int:
         """Return the number of pieces that were drawn for a draft of the last block, dropped ones included."""
@@ -229,10 +234,6 @@ class Decode(Stage[SequenceState, Draft]):
     @property
     def speculates(self) -> bool:
         return self.max_draft > 0
-
-    def has_space(self, row: SequenceState) -> bool:
-        """Return whether the longest draft after a row fits into the drafter's context."""
-        return len(row.pieces) + self.max_draft <= self.model.max_length
 
     def has_read(self, row: SequenceState) -> bool:
         return bool(self._read[row])
@@ -264,7 +265,7 @@ class Decode(Stage[SequenceState, Draft]):
         certain = [row.noise is not None or (row.sampling or self._sampling).is_greedy for row in batch]
         growing = GrowingDrafts.from_rows(batch, certain)
         limits = [min(self.max_draft, row.remaining_tokens) for row in batch]
-        going = [number for number, row in wanted if row.may_draft and limits[number] and self.has_space(row)]
+        going = [number for number, row in wanted if row.may_draft and limits[number]]
         fed = {number: self._unread(batch[number]) for number in going}
         if self.selection and going and self.selection.wants_alternatives(len(batch)):
             growing.alternatives = {number: [] for number in going if growing.certain[number]}
@@ -306,26 +307,31 @@ class Decode(Stage[SequenceState, Draft]):
 
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
+        room = self.model.max_length - self.max_draft
+        if len(row.pieces) - self._begins[row] > room:  # of a text that its context does not hold it reads the end
+            self._begins[row], self._read[row], self._agreed[row] = len(row.pieces) - room // 2, [], 0
         if not self._read[row]:
             self._read_prompt(row)
-        read, known = self._read[row], self._agreed[row]
-        while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
+        read, known, begin = self._read[row], self._agreed[row], self._begins[row]
+        while known < len(read) and begin + known < len(row.pieces) - 1 and read[known] == row.pieces[begin + known]:
             known += 1
         self.model.roll_back(row, known)
         del read[known:]
         self._agreed[row] = known
-        return row.pieces[known:]
+        return row.pieces[begin + known :]
 
     def _read_prompt(self, row: SequenceState) -> None:
-        """Read all but the last of a row's pieces; without a reader they are left to the pass of the draft."""
-        before, began = self.prompts, perf_counter()
-        if self.reader:
+        """Read all but the last of a row's pieces; without a reader, and of the end of a long text, they are left to
+        the pass of the draft.
+        """
+        before, began, reads = self.prompts, perf_counter(), self.reader is not None and not self._begins[row]
+        if self.reader and reads:
             self.reader.read(row)
             self._read[row] = row.pieces[: self.model.length(row)]
             self._agreed[row] = len(self._read[row])
             synchronize(self.model.device)
         pieces, seconds = before.pieces + len(row.pieces), before.seconds + perf_counter() - began
-        self.prompts = ReadPrompts(pieces, seconds, measured=self.reader is not None)
+        self.prompts = ReadPrompts(pieces, seconds, measured=before.measured and reads)
 
     def _extend(
         self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor

@@ -439,15 +439,6 @@ def test_after_a_drift_all_pieces_are_verified_so_that_the_head_gets_labels():
     assert stage._decode([row])[0].droppable
 
 
-def test_a_row_that_the_model_has_no_space_for_has_a_tree():
-    stage = new_stage(CHEAP, sure=False)
-    stage._decode.model.max_length = 8
-    rows = admit(stage, row_of([1, 2, 3, 1, 2], offset=0), row_of([1, 2, 3, 1, 2, 3], offset=1))
-    first, second = stage(rows)
-    assert (len(first.pieces), first.tree) == (3, None)
-    assert (second.pieces, bool(second.tree)) == ((), True)
-
-
 def test_a_model_that_drafts_after_many_trees_reads_all_that_it_missed():
     """Its distributions are those of a model that always drafted, whatever else is in the batch."""
     stage, model = new_stage(), table_model()

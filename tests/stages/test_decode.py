@@ -59,9 +59,11 @@ def distribution_after(pieces: list[int], sampling: SamplingParams) -> Tensor:
     return to_distribution(allowed[None], sampling, torch.float64)[0]
 
 
-def assert_distributions_are_the_drafters(row: SequenceState, draft: Draft, sampling: SamplingParams) -> None:
+def assert_distributions_are_the_drafters(
+    row: SequenceState, draft: Draft, sampling: SamplingParams, begin: int = 0
+) -> None:
     for place, (piece, draft_probs_D) in enumerate(zip(draft.pieces, draft.draft_probs_KD, strict=True)):
-        want_D = distribution_after([*row.pieces, *draft.pieces[:place]], sampling)
+        want_D = distribution_after([*row.pieces[begin:], *draft.pieces[:place]], sampling)
         torch.testing.assert_close(draft_probs_D, want_D)
         assert draft_probs_D[piece] > 0
         assert draft.entropies[place] == pytest.approx(float(torch.special.entr(want_D).sum()))
@@ -258,12 +260,23 @@ def test_a_piece_that_was_drawn_at_random_is_always_verified(sampling: dict):
     assert (len(draft.pieces), draft.droppable) == (4, False)
 
 
-@pytest.mark.parametrize(("length", "drafted"), [(6, 4), (7, 0)])
-def test_nothing_is_drafted_where_the_longest_draft_would_leave_the_context(length: int, drafted: int):
-    decode = new_decode(max_draft=4)
+@pytest.mark.parametrize("length", [2, 6, 7, 30])
+def test_of_a_text_that_the_context_does_not_hold_the_end_is_read(length: int):
+    """With the longest draft, 10 pieces: 6 of a text. From the seventh on, it reads the last three and goes on."""
+    decode, row = new_decode(max_draft=4), row_of([0, 2, 1] * (length // 3) + [1] * (length % 3), remaining_tokens=99)
     decode.model.max_length = 10
-    (draft,) = first_drafts(decode, row_of([0] * length))
-    assert len(draft.pieces) == drafted
+    decode.model.state_dict = decode.model.load_state_dict = lambda _: None
+    decode.reader = PromptReader(decode.model, 4, None, text=lambda row: row.pieces)  # type: ignore[arg-type]
+    decode.admit(row)
+    begin = length - 3 if length > 6 else 0
+    for piece in (2, 4, 2, 0, 1, 2, 4, 1, 1, 0, 2):
+        begin = len(row.pieces) - 3 if len(row.pieces) - begin > 6 else begin
+        (draft,) = decode([row])
+        assert len(draft.pieces) == 4
+        assert decode.model.length(row) <= 10
+        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0), begin)
+        decode.load_state_dict(decode.state_dict([row]))  # the model keeps its cache
+        row.pieces.append(piece)
 
 
 def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():

@@ -110,6 +110,7 @@ class UpdateScheduler:
         self._fresh: list[TrainingExample] = []
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = self._tokens = self._copied = 0
+        self._offset: int | None = None  # of the last example
         self._pending: _PendingUpdate | None = None
         self._lessons: dict[str, tuple[Tensor, Tensor]] = {}  # of the last update, until their targets take them
         self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
@@ -154,10 +155,12 @@ class UpdateScheduler:
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
-        self._prompts += self._sampled
-        self._judged += self._sampled * example.judged
-        self._tokens += self._sampled * example.supervised_tokens
-        self._copied += self._sampled * example.copied
+        again, self._offset = example.offset == self._offset, example.offset
+        stands_for = 1 if again else self._sampled  # later parts of an answer stand for no other prompts
+        self._prompts += stands_for
+        self._judged += stands_for * example.judged
+        self._tokens += stands_for * example.supervised_tokens
+        self._copied += stands_for * example.copied
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:
@@ -259,7 +262,7 @@ class UpdateScheduler:
             "interval": self._interval.state_dict(),
             "fresh": self._fresh,
             "seen": dict(self._seen),
-            "counts": (self._prompts, self._judged, self._tokens, self._copied),
+            "counts": (self._prompts, self._judged, self._tokens, self._copied, self._offset),
             "pending": pending,
             "lessons": self._lessons,
         }
@@ -269,7 +272,7 @@ class UpdateScheduler:
         self._interval.load_state_dict(state["interval"])
         self._fresh = list(state["fresh"])
         self._seen = Counter(state["seen"])
-        self._prompts, self._judged, self._tokens, self._copied = state["counts"]
+        self._prompts, self._judged, self._tokens, self._copied, self._offset = state["counts"]
         self._pending, self._lessons = None, dict(to_lessons(state["lessons"]))
         if pending := state["pending"]:
             done: Future[tuple[Attempt, float]] = Future()

@@ -124,6 +124,9 @@ def test_some_prompts_become_examples_where_updates_are_far_apart():
     updated = [learn(scheduler, example_of(offset)) for offset in (3, 9)]
     assert [update is not None for update in updated] == [False, True]
     assert interval.observed == [(320, 32)]
+    assert learn(scheduler, example_of(20)) is None
+    updated = [learn(scheduler, example_of(20)) for _ in range(16)]  # later parts of its answer: 16 and 1 each
+    assert [update is not None for update in updated] == [False] * 15 + [True]
 
 
 def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_others():
