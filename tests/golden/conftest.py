@@ -36,7 +36,13 @@ CONSTANTS = {
 }
 # Of the unfinished run: examples fill most of its checkpoint.
 STORED = FAULTY | {"replay_prompts": 2, "gate_window": 2}
-CHOSEN = SETTINGS | {"learn.method": "gradient", "draft.pause": "false", "publish.interval": 9, "threads": 1}
+CHOSEN = SETTINGS | {
+    "learn.method": "gradient",
+    "draft.exploration": 0,
+    "draft.pause": "false",
+    "publish.interval": 9,
+    "threads": 1,
+}
 KILLED_AT = 36  # blocks of three prompts
 KILLED = f"""
 import sys

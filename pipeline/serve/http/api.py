@@ -123,6 +123,7 @@ def make_app(
     add_error_handlers(app)
     _add_status_endpoints(app, engine, metrics, active)
     _add_token_endpoints(app, completions)
+    _add_pages(app)
 
     # They read the bodies themselves: FastAPI would parse and validate a long one on the event loop.
     @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
@@ -140,6 +141,11 @@ def make_app(
         """Complete a conversation, as `/v1/chat/completions`, in the form of OpenAI's newer interface."""
         return await completions.respond(request, parse_response)
 
+    app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
+    return app
+
+
+def _add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def show_chat() -> Response:
         return HTMLResponse(CHAT)
@@ -147,9 +153,6 @@ def make_app(
     @app.get("/docs", include_in_schema=False)
     async def show_operations() -> Response:
         return HTMLResponse(_format_operations(app))
-
-    app.openapi = cache(lambda: _describe(app))  # type: ignore[method-assign]
-    return app
 
 
 def _add_token_endpoints(app: FastAPI, completions: "_Completions") -> None:

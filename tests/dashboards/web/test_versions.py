@@ -160,8 +160,7 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     best, *_ = read_table(page, "#all")
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in best[:4]]
     assert shown == ["1 ★", "#6 champion", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
-    speed, forwards, first, *_ = read_table(page, "#compared")
-    assert speed == ["probe: tokens per second", "–", "–", ""], "the speed was not measured"
+    forwards, first, *_ = read_table(page, "#compared")
     assert forwards[0] == "probe: tokens per forward"
     assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
     assert "In MLflow, champion is version 1 (models:/m/6)." in page.inner_text("#verdict")

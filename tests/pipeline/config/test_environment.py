@@ -109,7 +109,7 @@ def test_what_the_default_run_has_instead_is_shown():
     shown = show("--set", "source.limit=3").splitlines()
     assert shown[0].startswith("# A replay without a source and a target runs SmolLM2-135M-Instruct")
     assert '#   sources = ["builtin:questions", "builtin:rust"]' in shown
-    assert "#   draft.exploration = 0.03125" in shown
+    assert "#   sampling.max_new_tokens = 48" in shown
     assert not any(line.startswith("#   source.limit") for line in shown), "it was given"
     assert not show("--set", "targets=['builtin:target-7m']").startswith("#")
 

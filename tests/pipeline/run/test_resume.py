@@ -138,7 +138,7 @@ def test_it_makes_no_difference_where_a_run_was_stopped(tiny_pair: TinyPair, tmp
     with case_of(tiny_pair, case) as config:
         whole = in_one_go(config, tmp_path / "whole")
         parts, stops = in_parts(config, tmp_path / "parts", every=9)
-    assert stops >= 5
+    assert stops >= 4
     assert differences(whole, parts) == []
 
 
