@@ -19,7 +19,6 @@ from stages.engine.compiled.llama_weights import CompiledLayer, CompiledLlamaWei
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.vector_math import INPUT_SUMS, InputSum, sizes_of_group
 from stages.engine.compiled.packing import PackedMatrix
-from stages.engine.compiled.products import COLUMNS
 from stages.engine.compiled.program import CompiledSteps, Integers
 from stages.engine.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
 from stages.engine.forward_pass.forward import ForwardBatch
@@ -218,8 +217,8 @@ class TableWriter:
             Field.GROUPS: matrix.groups,
             Field.STRIDE: stride,
             Field.FACTOR: bits_of(factor),
-            Field.FIXED: matrix.blocks // COLUMNS,
-            Field.CHUNK: -(-matrix.blocks // COLUMNS // SHARES),
+            Field.FIXED: matrix.blocks,
+            Field.CHUNK: -(-matrix.blocks // SHARES),
         }
 
 

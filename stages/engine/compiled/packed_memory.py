@@ -95,7 +95,7 @@ def _map_file(path: Path) -> Array:
         before = _count_large()
         mapped.madvise(mmap.MADV_HUGEPAGE)
         int(whole[:: mmap.PAGESIZE].max())  # a page that was never read has no size
-        if _count_large() - before >= len(whole) // 2:
+        if _count_large() - before >= 0.95 * len(whole):
             return whole
         copied = _map_memory(len(whole))
 

@@ -16,13 +16,12 @@ from torch.nn import functional
 
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.packed_memory import PackedMemory
-from stages.engine.compiled.products import COLUMNS, NUMBER_BITS, ProductKind
+from stages.engine.compiled.products import NUMBER_BITS, ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP
 from stages.engine.quantisation.layouts import CODE_TYPES, WORD, Array, CodeType
 from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, release_pages
 
-BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 PART_BYTES = 4 << 20  # of a file that a thread packs at a time, and then gives back
 ROWS_AT_ONCE = 1024  # whose numbers are compared with those of fewer bits
 NO_SCALES = torch.empty(0)
@@ -41,8 +40,8 @@ class PackedMatrix:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of outputs: a multiple of those that are computed together."""
-        return -(-self.outputs // BLOCK) * COLUMNS
+        """Number of blocks of outputs."""
+        return -(-self.outputs // VECTOR_SIZE)
 
     @property
     def padded(self) -> int:
@@ -74,7 +73,7 @@ def pack_matrices(parts: Sequence[Matrix], memory: PackedMemory, *, input_bits: 
 def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
     """Check whether the outputs of what is packed as one fill the blocks before others follow."""
     ends = [place for place in range(1, len(forms)) if forms[place] != forms[place - 1]]
-    return all(sum(outputs[:end]) % BLOCK == 0 for end in ends)
+    return all(sum(outputs[:end]) % VECTOR_SIZE == 0 for end in ends)
 
 
 def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> PackedMatrix:
@@ -88,7 +87,7 @@ def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> Pac
     outputs, inputs = weight_OI.shape
     exact = all(torch.equal(rows.bfloat16().to(rows.dtype), rows) for rows in weight_OI.split(ROWS_AT_ONCE))
     kind = torch.bfloat16 if exact else torch.float32
-    data = torch.zeros(-(-outputs // BLOCK) * COLUMNS, inputs, VECTOR_SIZE, dtype=kind)
+    data = torch.zeros(-(-outputs // VECTOR_SIZE), inputs, VECTOR_SIZE, dtype=kind)
     whole = outputs - outputs % VECTOR_SIZE
     data[: whole // VECTOR_SIZE] = weight_OI[:whole].view(-1, VECTOR_SIZE, inputs).transpose(1, 2)
     if whole < outputs:
@@ -124,7 +123,7 @@ def _pack_codes(parts: Sequence[Codes], bias_O: Tensor | None, memory: PackedMem
     form, inputs = _name_form(parts[0]), parts[0].shape[1]
     kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
     outputs, blocks = sum(part.shape[0] for part in parts), inputs // (GROUP * codes.groups)
-    padded = -(-outputs // BLOCK) * BLOCK
+    padded = -(-outputs // VECTOR_SIZE) * VECTOR_SIZE
     number = np.dtype(f"i{codes.scale_size}")
     words_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
     scales_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
@@ -162,4 +161,4 @@ def _write_codes(codes: CodeType, parts: Sequence[Bytes], words_BGXL: Array, sca
 def _pad_bias(bias_O: Tensor | None) -> Tensor | None:
     if bias_O is None:
         return None
-    return functional.pad(bias_O.float(), [0, -len(bias_O) % BLOCK]).contiguous()
+    return functional.pad(bias_O.float(), [0, -len(bias_O) % VECTOR_SIZE]).contiguous()

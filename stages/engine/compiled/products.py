@@ -36,12 +36,14 @@ from stages.engine.compiled.tiles import ROWS, TileProducts
 from stages.engine.quantisation.groups import GROUP
 from stages.engine.quantisation.layouts import CODE_TYPES, VECTORS, WORD, CodeType, Group
 
-COLUMNS = 2  # blocks that are computed together: a processor reads several parts of the memory faster than one
 TILE = 4  # rows that share a load of unpacked codes; six and eight are slower (benchmarks/notes/passes.md)
 NARROW_TILE = 2  # with 16 registers of half the size
 MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
 STEP = 8  # groups that are unpacked, and then multiplied with all rows
 BYTES = 4 * VECTOR_SIZE  # of a vector
+# How many times `STEP` groups lie between those that are multiplied and those that are prefetched meanwhile: with one
+# the memory's answer comes too late, and half of the time it rests (benchmarks/notes/passes.md).
+STEPS_AHEAD = 3
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 AHEAD = 4096  # bytes between numbers that are multiplied and those that are prefetched
 NUMBER_BITS = {"bfloat16": 16, "float32": 32}
@@ -96,7 +98,7 @@ def emit_product(module: ir.Module, kind: ProductKind, features: Features) -> No
 class _Part:
     """What is computed of a product at a time."""
 
-    block: Value  # the first of `COLUMNS` blocks
+    block: Value
     first: Value  # the first row
     begin: Value  # the first group
     groups: Value  # how many: at most `STEP`
@@ -121,69 +123,62 @@ class _Product:
         fields = zip((Field.MATRIX, Field.SCALES), kind.sizes, strict=True)
         self._stored = [(emit.pointer(step, field), size) for field, size in fields]  # and the bytes of a packed block
         self._inputs, self._input_sums = (emit.pointer(step, field) for field in (Field.INPUTS, Field.INPUT_SUMS))
-        self._totals = emit.reserve(MOST * COLUMNS)
-        # What is unpacked: of each block the codes of `STEP` groups, and their scales and minima.
+        self._totals = emit.reserve(MOST)
+        # What is unpacked: the codes of `STEP` groups, and their scales and minima.
         self._factors = self._scales if self._middle else 2 * self._scales  # of a group
-        self._codes, self._scales_and_minima = (
-            emit.reserve(COLUMNS * STEP * count) for count in (VECTORS, self._factors)
-        )
+        self._codes, self._scales_and_minima = (emit.reserve(STEP * count) for count in (VECTORS, self._factors))
         self._tiles: TileProducts | None = None
         if kind.rounds and kind.has_groups and features.tiles:
             self._tiles = TileProducts(emit, self._scales, kind.input_bits // 8)
 
     def emit_blocks(self) -> None:
-        """Emit the loop over groups of blocks, and over some rows within."""
+        """Emit the loop over blocks, and over some rows within."""
         emit = self._emit
         enough = emit.builder.icmp_signed(">=", self._rows, emit.long(ROWS))
         if self._tiles is not None:
             with emit.builder.if_then(enough):
                 self._tiles.configure()
-        with emit.loop(self._begin, self._end) as item, emit.loop(0, self._rows, MOST) as first:
-            block = emit.multiply(item, COLUMNS)
+        with emit.loop(self._begin, self._end) as block, emit.loop(0, self._rows, MOST) as first:
             self._emit_rows(block, first, emit.smaller(emit.subtract(self._rows, first), MOST))
         if self._tiles is not None:
             with emit.builder.if_then(enough):
                 self._tiles.release()
 
     def _emit_rows(self, block: Value, first: Value, count: Value) -> None:
-        """Emit the sums of some rows and blocks over all groups, and their outputs."""
+        """Emit the sums of some rows over all groups of a block, and their outputs."""
         emit = self._emit
-        with emit.loop(0, emit.multiply(count, COLUMNS)) as place:
-            emit.store(emit.floats(0.0), emit.offset(self._totals, place, BYTES), 64)
+        with emit.loop(0, count) as row:
+            emit.store(emit.floats(0.0), emit.offset(self._totals, row, BYTES), 64)
         with emit.loop(0, self._groups, STEP) as begin:
             part = _Part(block, first, begin, emit.smaller(emit.subtract(self._groups, begin), STEP))
             self._unpack(part)
-            with emit.loop(0, COLUMNS) as column:
-                self._emit_column(part, column, count)
-        with emit.loop(0, count) as row, emit.loop(0, COLUMNS) as column:
-            total = emit.load(self._place_total(row, column), VECTOR, 64)
-            self._store_outputs(emit.add(block, column), emit.add(first, row), total)
+            self._emit_part(part, count)
+        with emit.loop(0, count) as row:
+            total = emit.load(emit.offset(self._totals, row, BYTES), VECTOR, 64)
+            self._store_outputs(block, emit.add(first, row), total)
 
-    def _place_total(self, row: Value, column: Value) -> Value:
-        return self._emit.offset(self._totals, self._emit.add(self._emit.multiply(row, COLUMNS), column), BYTES)
-
-    def _place_group(self, memory: Value, column: Value | int, group: Value, size: int) -> Value:
+    def _place_group(self, memory: Value, group: Value, size: int) -> Value:
         """Return where so many vectors of an unpacked group are."""
-        number = self._emit.add(self._emit.multiply(self._emit.long(STEP), column), group)
-        return self._emit.offset(memory, self._emit.multiply(number, size), BYTES)
+        return self._emit.offset(memory, self._emit.multiply(group, size), BYTES)
+
+    def _number_group(self, part: _Part, group: Value | int = 0) -> Value:
+        """Return the number of a group of a part among those of all blocks."""
+        emit = self._emit
+        return emit.add(emit.add(emit.multiply(part.block, self._groups), part.begin), group)
 
     def _unpack(self, part: _Part) -> None:
-        """Emit the unpacking of some groups of each block."""
+        """Emit the unpacking of some groups."""
         emit, kind = self._emit, self._kind.codes
         if kind is None:
             return
+        first = emit.divide(self._number_group(part), kind.groups)
         with emit.loop(0, emit.divide(part.groups, kind.groups)) as place:
-            blocks = []
-            for column in range(COLUMNS):
-                first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
-                blocks.append(self._read_block(kind, emit.add(emit.divide(first, kind.groups), place)))
-            for number, groups in enumerate(zip(*blocks, strict=True)):
+            for number, own in enumerate(self._read_block(kind, emit.add(first, place))):
                 group = emit.add(emit.multiply(place, kind.groups), number)
-                for column, own in enumerate(groups):
-                    codes = [emit.builder.xor(one, emit.ints(FLIP)) for one in own.codes] if self._flips else own.codes
-                    self._store(self._place_group(self._codes, column, group, VECTORS), codes)
-                    factors = [*own.scales, *own.minima]
-                    self._store(self._place_group(self._scales_and_minima, column, group, self._factors), factors)
+                codes = [emit.builder.xor(one, emit.ints(FLIP)) for one in own.codes] if self._flips else own.codes
+                self._store(self._place_group(self._codes, group, VECTORS), codes)
+                factors = [*own.scales, *own.minima]
+                self._store(self._place_group(self._scales_and_minima, group, self._factors), factors)
 
     def _store(self, start: Value, vectors: Sequence[Value]) -> None:
         for number, vector in enumerate(vectors):
@@ -194,51 +189,50 @@ class _Product:
         words, scales = (self._emit.offset(address, number, size) for address, size in self._stored)
         yield from kind.unpack(Block(self._emit, words, scales, kind.scale_size, self._features))
 
-    def _find_next(self, part: _Part, column: Value) -> list[tuple[Value, int]]:
-        """Return where the words and scales begin that a column unpacks next, and the bytes that a group has of them.
-
-        They are prefetched group by group while what is unpacked is multiplied, or the memory would rest meanwhile.
+    def _find_next(self, part: _Part) -> list[tuple[Value, int]]:
+        """Return where the words and scales begin that are unpacked `STEPS_AHEAD` steps later, of this block or one of
+        the next, and the bytes that a group has of them. They are prefetched group by group while what is unpacked is
+        multiplied.
         """
         emit, kind = self._emit, self._kind.codes
         if kind is None:
             return []
-        group, block = emit.add(part.begin, STEP), emit.add(part.block, column)
-        ends = emit.builder.icmp_signed(">=", group, self._groups)
-        group = emit.subtract(group, emit.builder.select(ends, self._groups, emit.long(0)))
-        block = emit.add(block, emit.builder.select(ends, emit.long(COLUMNS), emit.long(0)))
+        steps = emit.divide(emit.add(self._groups, STEP - 1), STEP)  # of a block
+        step = emit.add(emit.divide(part.begin, STEP), STEPS_AHEAD)
+        block = emit.add(part.block, emit.divide(step, steps))
+        group = emit.multiply(emit.remainder(step, steps), STEP)
         number = emit.add(emit.multiply(block, self._groups), group)
         sizes = [(start, size // kind.groups) for start, size in self._stored]
         return [(emit.offset(start, number, size), size) for start, size in sizes]
 
-    def _emit_column(self, part: _Part, column: Value, count: Value) -> None:
+    def _emit_part(self, part: _Part, count: Value) -> None:
         """Emit the products of some groups of a block, added to the sums of all rows: of 16 by tiles, then `TILE`."""
         emit, done = self._emit, self._emit.long(0)
         if self._tiles is not None:
             done = emit.subtract(count, emit.remainder(count, ROWS))
             with emit.loop(0, done, ROWS) as row:
-                self._emit_few(part, column, row, ROWS, self._tiles)
+                self._emit_few(part, row, ROWS, self._tiles)
         rest = emit.remainder(emit.subtract(count, done), self._tile)
         whole = emit.subtract(count, rest)
         with emit.loop(done, whole, self._tile) as row:
-            self._emit_few(part, column, row, self._tile)
+            self._emit_few(part, row, self._tile)
         few = range(1, self._tile)
-        emit.switch(rest, {rows: partial(self._emit_few, part, column, whole, rows) for rows in few})
+        emit.switch(rest, {rows: partial(self._emit_few, part, whole, rows) for rows in few})
 
-    def _emit_few(self, part: _Part, column: Value, row: Value, rows: int, tiles: TileProducts | None = None) -> None:
+    def _emit_few(self, part: _Part, row: Value, rows: int, tiles: TileProducts | None = None) -> None:
         """Emit the products of some groups of a block, added to the sums of some rows, perhaps by tiles."""
         emit = self._emit
         input_bytes, sum_bytes = sizes_of_group(self._kind.input_bits)
         numbers = [emit.add(row, number) for number in range(rows)]
         starts = [emit.add(emit.multiply(emit.add(part.first, one), self._groups), part.begin) for one in numbers]
-        addresses = [self._place_total(number, column) for number in numbers]
+        addresses = [emit.offset(self._totals, number, BYTES) for number in numbers]
         totals = [emit.variable(VECTOR, emit.floats(0.0)) for _ in numbers]
         for total, address in zip(totals, addresses, strict=True):
             emit.set(total, emit.load(address, VECTOR, 64))
-        codes = self._place_group(self._codes, column, emit.long(0), VECTORS)
-        block = codes, emit.offset(self._inputs, starts[0], input_bytes), emit.multiply(self._groups, input_bytes)
+        block = self._codes, emit.offset(self._inputs, starts[0], input_bytes), emit.multiply(self._groups, input_bytes)
         if tiles:
             tiles.multiply(*block, emit.long(0))
-        follows = self._find_next(part, column)
+        follows = self._find_next(part)
         with emit.loop(0, part.groups) as group:
             with emit.builder.if_then(emit.builder.icmp_signed("==", row, emit.long(0))):
                 for address, size in follows:
@@ -250,7 +244,7 @@ class _Product:
             inputs = [emit.offset(self._inputs, emit.add(start, group), input_bytes) for start in starts]
             sums = [emit.offset(self._input_sums, emit.add(start, group), sum_bytes) for start in starts]
             if self._kind.has_groups:
-                own = self._load_group(column, group)
+                own = self._load_group(group)
                 products: Callable[[int], Iterable[Value]]
                 if tiles:
                     products = partial(self._read_tiles, tiles, group, sums)
@@ -260,14 +254,13 @@ class _Product:
                     products = partial(self._multiply_codes, own, inputs)
                 self._add_group(totals, own, sums, products)
             else:
-                first = emit.add(emit.multiply(emit.add(part.block, column), self._groups), part.begin)
-                self._add_numbers(totals, emit.add(first, group), inputs)
+                self._add_numbers(totals, self._number_group(part, group), inputs)
         for total, address in zip(totals, addresses, strict=True):
             emit.store(emit.get(total, VECTOR), address, 64)
 
-    def _load_group(self, column: Value, group: Value) -> Group:
+    def _load_group(self, group: Value) -> Group:
         codes, factors = (
-            self._load(self._place_group(memory, column, group, count), form, count)
+            self._load(self._place_group(memory, group, count), form, count)
             for memory, count, form in ((self._codes, VECTORS, INTS), (self._scales_and_minima, self._factors, VECTOR))
         )
         return Group(codes, factors[: self._scales], factors[self._scales :])

@@ -17,11 +17,11 @@ from llvmlite import ir
 from torch import Tensor
 
 from stages.engine.compiled.llama_forward import TableWriter, by_row, make_table
+from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, INPUT_SUMS, LARGEST_CODES
 from stages.engine.compiled.packed_memory import PackedMemory
 from stages.engine.compiled.packing import (
-    BLOCK,
     PackedMatrix,
     pack_matrices,
     pack_matrix,
@@ -192,7 +192,7 @@ def test_aarch64_has_instructions_for_products_of_bytes_and_tables(features: Fea
 
 @pytest.mark.parametrize("kind", [kind for kind in CODE_TYPES if not kind.startswith("GROUPS")])
 def test_packed_codes_are_as_large_as_the_file(kind: str):
-    stored = store_matrix(kind, 4 * BLOCK)
+    stored = store_matrix(kind, 8 * VECTOR_SIZE)
     packed = pack_matrix(Matrix(torch.empty(stored.shape, device="meta"), None, stored), PackedMemory(), input_bits=16)
     assert packed.data.nbytes + packed.scales.nbytes == stored.size
     assert packed.data.data_ptr() % 64 == packed.scales.data_ptr() % 64 == 0
