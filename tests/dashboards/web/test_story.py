@@ -80,6 +80,24 @@ def test_the_speed_is_compared_with_the_speed_without_drafts(tmp_path: Path):
     assert describe(tmp_path / "b", few)[0].startswith(too_few)
 
 
+@pytest.mark.parametrize(("tries", "said"), [(12, True), (9, False)])
+def test_why_drafts_rested_is_said_where_they_did(tmp_path: Path, tries: int, said: bool):
+    """A prompt has three passes without a draft, the first of which reads it, and one with a draft of the model."""
+    events: list[Event] = []
+    for offset in range(tries):
+        plain = [
+            BlockDone(offset, "docs", block, 1, 0, 0, 0, 0, 1, 0.0, 0.0, 0.5 if block else 9.0) for block in range(3)
+        ]
+        draft = BlockDone(offset, "docs", 3, 1, 4, 4, 2, 1 + offset % 2, 3, 0.25, 0.05, 0.7)
+        events += [*plain, draft, make_completed(offset, emitted=5, blocks=4, judged=2, accepted=1)]
+    sentence = describe(tmp_path, events)[0]
+    why = (
+        "; nothing was drafted in 75% of the passes, since a draft of the drafter added 1.50 tokens and took the time "
+    )
+    assert sentence.endswith(f"{why}of 0.60 passes.") == said
+    assert ("nothing was drafted" in sentence) == said
+
+
 def test_contradictions_that_the_check_found_are_reported(tmp_path: Path):
     folder = write(tmp_path / "run", [*blocks(0), prompt(0)])
     for mismatches in (0, 3):
