@@ -73,7 +73,7 @@ function textOf(content, className, name) {
 
 // Two runs can be compared where they read the same prompt at the same place of their streams.
 function keepSame(own, other) {
-  const [one, two] = [own, other].map((part) => ["h2 small", ".prompt"].map((place) => part.querySelector(place)?.textContent).join("\n"));
+  const [one, two] = [own, other].map((part) => ["h2 small", "h3 + .prompt"].map((place) => part.querySelector(place)?.textContent).join("\n"));
   if (one !== two) other.replaceChildren(other.firstChild, make("p", { className: "note", text: "This run has another prompt here, or none." }));
 }
 
@@ -130,6 +130,14 @@ async function nextRejection() {
   }
 }
 
+async function copyAnswer() {
+  const answer = article.querySelector(".own .answer .prompt");
+  if (!answer) return problem("The log of this run keeps no text, or no prompt is open.");
+  await navigator.clipboard.writeText(answer.textContent);
+  element("where").textContent = `Copied ${whole(answer.textContent.length)} characters.`;
+  return problem("");
+}
+
 function showRejection(token) {
   reached = token;
   if (!token) return;
@@ -151,6 +159,7 @@ if (runs.length) {
     if (found) showList(found);
   });
   element("next-rejection").addEventListener("click", nextRejection);
+  element("copy").addEventListener("click", () => copyAnswer().catch((error) => problem(error.message)));
   addEventListener("keydown", (event) => {
     if (event.key === "n" && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest("input, select, textarea")) nextRejection();
   });

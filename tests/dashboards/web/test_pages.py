@@ -78,6 +78,7 @@ def test_the_stream_page_has_cards_curves_and_marks(address: str, page: Any):
     assert (values["prompts"], values["tokens"], values["acceptance"]) == ("60", "300", "0.375")
     assert (values["tokens / forward"], values["tokens / second"]) == ("2.50", "5.0")
     assert (values["drift responses"], values["drafter updates"]) == ("1", "6")
+    assert values["seconds / answer"] == "1.00"
     page.wait_for_selector("#chart .scatterlayer .trace")
     drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
     assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]
@@ -124,6 +125,14 @@ def test_the_text_page_distinguishes_tokens_and_explains_them(address: str, page
     ]
     page.check("#show-dropped")
     assert page.locator(".tokens .dropped").is_visible()
+    answer = page.locator(".answer .prompt")
+    assert not answer.is_visible()
+    page.click(".answer summary")
+    assert answer.is_visible()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    page.wait_for_selector("#where:has-text('Copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == answer.inner_text()
     page.hover(".tokens .ngram")
     detail = page.inner_text("#detail")
     assert "drafted as pieces 8, 9 (n-gram, model)" in detail

@@ -89,3 +89,22 @@ def test_a_recipe_is_a_button_and_its_rows_are_plotted(address: str, page: Any):
     page.click("#go")
     page.wait_for_selector("#took:has-text('20 rows')")
     assert page.locator("#plot-section").is_hidden(), "there is no number to plot"
+
+
+def test_rows_are_counted_by_a_column_and_lead_to_what_they_count(address: str, page: Any):
+    page.goto(f"{address}/sql")
+    page.fill("#query", """SELECT "offset", 'it''s ' || "offset" % 3 AS "a ""name" FROM prompts; """)
+    page.click("#go")
+    page.wait_for_selector("#took:has-text('20 rows')")
+    first = page.locator("#rows tbody tr").first.locator("a")
+    assert first.get_attribute("href") == f"/text?run=a&offset={first.inner_text()}", (
+        "numbers of prompts lead to a text"
+    )
+    page.select_option("#count-by", 'a "name')
+    page.wait_for_selector("#took:has-text('3 rows')")
+    counts = [row.split("\t") for row in page.locator("#rows tbody tr").all_inner_texts()]
+    assert sorted(counts) == [["it's 0", "7"], ["it's 1", "7"], ["it's 2", "6"]]
+    page.click('#rows a:text-is("it\'s 2")')
+    page.wait_for_selector("#took:has-text('6 rows')")
+    assert page.locator("#rows tbody tr").count() == 6
+    assert "IS NOT DISTINCT FROM 'it''s 2'" in text(page)

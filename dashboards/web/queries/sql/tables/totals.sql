@@ -1,6 +1,18 @@
+-- Counts and rates of each run, and the seconds that its newest answers took.
+WITH newest AS (
+    SELECT run, finished - started AS seconds FROM prompts
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY finished DESC) <= 200
+),
+
+answers AS (
+    SELECT run, quantile_cont(seconds, .5) AS seconds_half, quantile_cont(seconds, .99) AS seconds_slow
+    FROM newest GROUP BY run
+)
+
 SELECT run, count(*) AS prompts, list_sort(list(DISTINCT target)) AS targets, sum(emitted)::BIGINT AS tokens,
     sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
     sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share,
     sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
-    sum(emitted) / nullif(max(finished) - min(started), 0) AS speed
-FROM prompts GROUP BY run
+    sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
+    any_value(seconds_half) AS seconds_half, any_value(seconds_slow) AS seconds_slow
+FROM prompts JOIN answers USING (run) GROUP BY run
