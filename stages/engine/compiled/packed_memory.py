@@ -22,6 +22,7 @@ from stages.vocabulary.disk_cache import write_atomically
 from store.errors import ModelError
 
 LARGE_PAGE, TOGETHER = 2 << 20, 64 << 20  # bytes of a large page, and of what is reserved at once
+ENOUGH_LARGE = 0.95  # of a file's bytes: from small pages memory is read at half of the speed
 UNUSED_DAYS = 30  # after which a kept file is deleted
 Array = np.ndarray[Any, Any]
 
@@ -63,7 +64,16 @@ class PackedMemory:
         self._whole = []
 
     def _write(self, file: BinaryIO) -> None:
-        file.writelines(part.data for part in self._whole)
+        page = free = np.empty(LARGE_PAGE, np.uint8)  # what is written by whole ones is in the memory in such
+        for part in self._whole:
+            while len(part):
+                taken = min(len(part), len(free))
+                free[:taken] = part[:taken]
+                part, free = part[taken:], free[taken:]
+                if not len(free):
+                    file.write(page.data)
+                    free = page
+        file.write(page[: len(page) - len(free)].data)
         file.flush()
         os.fsync(file.fileno())  # what a machine leaves unwritten in a crash would be wrong weights
 
@@ -95,8 +105,9 @@ def _map_file(path: Path) -> Array:
         before = _count_large()
         mapped.madvise(mmap.MADV_HUGEPAGE)
         int(whole[:: mmap.PAGESIZE].max())  # a page that was never read has no size
-        if _count_large() - before >= 0.95 * len(whole):
+        if _count_large() - before >= ENOUGH_LARGE * len(whole):
             return whole
+        mapped.madvise(mmap.MADV_DONTNEED)  # its pages take no memory while they are copied
         copied = _map_memory(len(whole))
 
         def read(start: int) -> None:

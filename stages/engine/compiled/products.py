@@ -41,9 +41,9 @@ NARROW_TILE = 2  # with 16 registers of half the size
 MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
 STEP = 8  # groups that are unpacked, and then multiplied with all rows
 BYTES = 4 * VECTOR_SIZE  # of a vector
-# How many times `STEP` groups lie between those that are multiplied and those that are prefetched meanwhile: with one
-# the memory's answer comes too late, and half of the time it rests (benchmarks/notes/passes.md).
-STEPS_AHEAD = 3
+# Groups between those that are multiplied and those that are prefetched meanwhile, in the order of the memory: after 8
+# its answers come too late, and half of the time it rests (benchmarks/notes/passes.md).
+GROUPS_AHEAD = 3 * STEP
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 AHEAD = 4096  # bytes between numbers that are multiplied and those that are prefetched
 NUMBER_BITS = {"bfloat16": 16, "float32": 32}
@@ -190,20 +190,15 @@ class _Product:
         yield from kind.unpack(Block(self._emit, words, scales, kind.scale_size, self._features))
 
     def _find_next(self, part: _Part) -> list[tuple[Value, int]]:
-        """Return where the words and scales begin that are unpacked `STEPS_AHEAD` steps later, of this block or one of
-        the next, and the bytes that a group has of them. They are prefetched group by group while what is unpacked is
-        multiplied.
+        """Return where the words and scales begin that are prefetched group by group while a part is multiplied, and
+        the bytes that a group has of them. Behind the last group of a block are those of the next one.
         """
-        emit, kind = self._emit, self._kind.codes
+        kind = self._kind.codes
         if kind is None:
             return []
-        steps = emit.divide(emit.add(self._groups, STEP - 1), STEP)  # of a block
-        step = emit.add(emit.divide(part.begin, STEP), STEPS_AHEAD)
-        block = emit.add(part.block, emit.divide(step, steps))
-        group = emit.multiply(emit.remainder(step, steps), STEP)
-        number = emit.add(emit.multiply(block, self._groups), group)
+        number = self._number_group(part, GROUPS_AHEAD)
         sizes = [(start, size // kind.groups) for start, size in self._stored]
-        return [(emit.offset(start, number, size), size) for start, size in sizes]
+        return [(self._emit.offset(start, number, size), size) for start, size in sizes]
 
     def _emit_part(self, part: _Part, count: Value) -> None:
         """Emit the products of some groups of a block, added to the sums of all rows: of 16 by tiles, then `TILE`."""
