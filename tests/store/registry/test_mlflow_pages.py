@@ -107,7 +107,7 @@ def replays(runs: Path) -> dict[str, Any]:
 
 def test_one_page_has_the_curves_of_all_runs(runs: Path, server: str, page: Any):
     page.goto(f"{server}/{list_pages(default_uri(runs))['curves']}")
-    page.get_by_text("window/acceptance_rate").first.wait_for()
+    page.get_by_text("versions/acceptance").first.wait_for()
     for name in ("monday", "tuesday", "wednesday"):
         assert page.get_by_role("link", name=name, exact=True).count() == 1
     assert page.get_by_text("3 matching runs").count() == 1, "versions and comparisons are not listed"
