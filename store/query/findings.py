@@ -15,7 +15,7 @@ from store.query.rates import Estimate, Z
 AS_RUN = "as run"  # the action of the recipe `policy-values` that stands for the run itself
 PLAIN = "nothing"
 FEWEST_BLOCKS = 10  # of fewer, the error of their mean is not known
-MOST_RESTING = 0.5  # of the passes; where drafts rested in more, the reason is said
+RESTING = 0.5  # share of the passes without drafts from which on the reason is said
 MOST_SPREAD = 3.0  # of an interval's ends; a wider ratio is not reported
 _RATES = {"per_second": ("tokens_per_second", "second_error"), "per_forward": ("tokens_per_forward", "forward_error")}
 _SOURCES = {"own": "own text", "memory": "memory", "model": "drafter"}
@@ -63,13 +63,13 @@ class Findings:
             speed = "too few prompts to say how much faster than without"
         else:
             speed = "speed without drafts unknown, since draft.exploration is 0"
-        shares_said = f"{drafted} of {emitted:,} tokens" if drafted else "no draft was accepted"
-        return "; ".join([speed, shares_said, *self._describe_rest()])
+        sources = f"{drafted} of {emitted:,} tokens" if drafted else "no draft was accepted"
+        return "; ".join([speed, sources, *self._describe_rest()])
 
     def _describe_rest(self) -> Iterator[str]:
         """Say why drafts rested, where they did so in most passes."""
         rested, added, took = (self.tokens[name] for name in ("resting", "added", "draft_passes"))
-        if rested and rested >= MOST_RESTING and took is not None and self.tokens["drafts"] >= FEWEST_BLOCKS:
+        if rested and rested >= RESTING and took is not None and self.tokens["drafts"] >= FEWEST_BLOCKS:
             why = f"a draft of the drafter added {added:.2f} tokens and took the time of {took:.2f} passes"
             yield f"nothing was drafted in {rested:.0%} of the passes, since {why}"
 

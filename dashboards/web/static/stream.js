@@ -203,7 +203,7 @@ function showTotals(found) {
       ["acceptance", rate(total.acceptance), total.judged ? `${fixed(2)(total.low)} to ${fixed(2)(total.high)} of ${whole(total.judged)}` : "nothing judged"],
       ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} with a copied draft`],
       ["tokens / second", fixed(1)(total.speed)],
-      ["seconds / answer", fixed(2)(total.seconds_half), `99% within ${fixed(2)(total.seconds_slow)}; newest ${whole(Math.min(200, total.prompts ?? 0))}`],
+      ["seconds / answer", fixed(2)(total.median_seconds), `99% within ${fixed(2)(total.p99_seconds)}; newest ${whole(total.newest ?? 0)}`],
       ["drift responses", whole(drifts.answered), `${whole(drifts.detected)} detected`],
       ["drafter updates", whole(learning.updates ?? 0), learning.heads ? `${whole(learning.heads)} of the head` : learning.updates ? "none of the head" : "did not learn"],
       ["tokens gained", whole(Math.round(learning.tokens_gained ?? 0))],

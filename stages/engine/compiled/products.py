@@ -41,8 +41,8 @@ NARROW_TILE = 2  # with 16 registers of half the size
 MOST = 96  # rows whose sums are kept, while a part of the inputs is unpacked once for them
 STEP = 8  # groups that are unpacked, and then multiplied with all rows
 BYTES = 4 * VECTOR_SIZE  # of a vector
-# Groups between those that are multiplied and those that are prefetched meanwhile, in the order of the memory: after 8
-# its answers come too late, and half of the time it rests (benchmarks/notes/passes.md).
+# How many groups ahead of those that are multiplied others are prefetched, in the order of the memory: 8 ahead, its
+# answers come too late (benchmarks/notes/passes.md).
 GROUPS_AHEAD = 3 * STEP
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 AHEAD = 4096  # bytes between numbers that are multiplied and those that are prefetched

@@ -5,7 +5,7 @@ WITH newest AS (
 ),
 
 answers AS (
-    SELECT run, quantile_cont(seconds, .5) AS seconds_half, quantile_cont(seconds, .99) AS seconds_slow
+    SELECT run, count(*) AS newest, median(seconds) AS median_seconds, quantile_cont(seconds, .99) AS p99_seconds
     FROM newest GROUP BY run
 )
 
@@ -14,5 +14,5 @@ SELECT run, count(*) AS prompts, list_sort(list(DISTINCT target)) AS targets, su
     sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share,
     sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
     sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
-    any_value(seconds_half) AS seconds_half, any_value(seconds_slow) AS seconds_slow
+    any_value(newest) AS newest, any_value(median_seconds) AS median_seconds, any_value(p99_seconds) AS p99_seconds
 FROM prompts JOIN answers USING (run) GROUP BY run
