@@ -5,6 +5,7 @@ A file has a header with keys and values (shape, tokenizer, chat template) and t
 
 import mmap
 import re
+import socket
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stages.engine.quantisation.layouts import FILE_KINDS
-from stages.engine.quantisation.stored import StoredMatrix
+from stages.engine.quantisation.stored import NUMBER_TYPES, StoredMatrix
 from store.errors import ModelError
 
 _MAGIC = b"GGUF"
@@ -68,10 +71,10 @@ class StoredTensor:
         return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
 
     def map_matrix(self, order_O: Tensor | None) -> StoredMatrix | None:
-        """Return a quantised matrix as it is stored, unread; None for others, and for types without groups. `order_O`
-        says which row is which output; None: they are in the same order.
+        """Return a matrix as it is stored, unread; None for what is none, and for numbers of 32 bits. `order_O` says
+        which row is which output; None: they are in the same order.
         """
-        if self.name not in FILE_KINDS or len(self.shape) != 2:
+        if self.name not in (*FILE_KINDS, *NUMBER_TYPES) or len(self.shape) != 2:
             return None
         return StoredMatrix(self.name, self.shape[1], self._rows, order_O)
 
@@ -299,6 +302,14 @@ def _choose(files: list[Path], which: str, folder: str) -> Path:
     )
 
 
+def require_hub() -> None:
+    """Fail at once with `OSError` where the hub's own client would retry for half a minute."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if not getproxies():
+        socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
+
+
 def _find_on_hub(repository: str, which: str) -> Path:
     from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub.file_download import repo_folder_name
@@ -308,6 +319,7 @@ def _find_on_hub(repository: str, which: str) -> Path:
     try:
         if local:
             return local[-1]
+        require_hub()
         names = [Path(name) for name in HfApi().list_repo_files(repository) if name.endswith(".gguf")]
         chosen = _choose([name for name in names if _may_be_model(name.name)], which, repository)
         parts = [name for name in names if name.name.split("-0000")[0] == chosen.name.split("-0000")[0]]

@@ -97,8 +97,8 @@ def load_gguf_model(
     maps: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Make the model of a file, with all of its weights in one type. If `codes`, linear modules keep the codes of their
-    weights too (`stages/engine/quantisation/modules.py`). `maps` tells whether the quantised matrices of a model, given
-    without weights, stay in the file; None: never.
+    weights too (`stages/engine/quantisation/modules.py`). `maps` tells whether the matrices of few bits of a model,
+    given without weights, stay in the file; None: never.
     """
     config = make_config(file)
     config.name_or_path = str(file.path)
@@ -118,7 +118,7 @@ def load_gguf_model(
 
 
 def _map_model(file: GgufFile, model: Any, sources: Mapping[str, list[str]], expected: Mapping[str, Tensor]) -> Any:
-    """Give a model on torch's meta device its weights, in float32; its quantised matrices stay in the file."""
+    """Give a model on torch's meta device its weights, in float32; its matrices of few bits stay in the file."""
     config, plain, mapped = model.config, dict(sources), dict[str, StoredMatrix]()
     for name, (source, *others) in sources.items():
         module = model.get_submodule(name.rpartition(".")[0])
@@ -129,11 +129,14 @@ def _map_model(file: GgufFile, model: Any, sources: Mapping[str, list[str]], exp
                 mapped[name.removesuffix(".weight")] = stored
                 del plain[name]
     weights = _read_weights(file, config, plain, expected)
-    return place_weights(model, mapped, {name: weight.float() for name, weight in weights.items()})
+    return place_weights(model, file.path, mapped, {name: weight.float() for name, weight in weights.items()})
 
 
-def place_weights(model: Any, mapped: dict[str, StoredMatrix], weights: dict[str, Tensor]) -> Any:
-    """Give a model on torch's meta device its weights in float32, by name, and matrices of files, by module."""
+def place_weights(model: Any, files: Path, mapped: dict[str, StoredMatrix], weights: dict[str, Tensor]) -> Any:
+    """Give a model on torch's meta device its weights in float32, by name, and matrices of files, by module. `files` is
+    the file, or their folder.
+    """
+    model.files = files
     config, embedding = model.config, "model.embed_tokens"
     if config.tie_word_embeddings and embedding in mapped:
         mapped["lm_head"] = mapped[embedding]
@@ -150,7 +153,7 @@ def place_weights(model: Any, mapped: dict[str, StoredMatrix], weights: dict[str
     for module in model.modules():
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             model._init_weights(module.to_empty(device="cpu", recurse=False))
-    return model.eval()
+    return model.requires_grad_(False).eval()
 
 
 def attach_codes(file: GgufFile, model: Any) -> None:
@@ -164,7 +167,7 @@ def attach_codes(file: GgufFile, model: Any) -> None:
         (source, *others) = _source_names(file, config, embedding if tied else f"{name}.weight")
         tensor = None if others else file.tensors.get(source)
         stored = None if tensor is None else tensor.map_matrix(_order_rows(file, config, source, tensor.shape[0]))
-        if stored is not None:
+        if stored is not None and stored.has_codes:
             attach_groups(linear, stored)
 
 

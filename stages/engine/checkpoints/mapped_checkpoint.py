@@ -38,7 +38,7 @@ def map_checkpoint(folder: Path, make: Callable[[], Any], fits: Callable[[Any], 
     weights, and `fits` tells whether it can be used so. None if it cannot, if its files are small, and if they hold
     anything but the model's tensors, which the loader of `transformers` understands or explains.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors"))
     if sum(path.stat().st_size for path in files) < MAPPED_FROM:
         return None
     with torch.device("meta"):
@@ -60,7 +60,7 @@ def map_checkpoint(folder: Path, make: Callable[[], Any], fits: Callable[[Any], 
                 mapped[path] = tensor.map()
                 continue
         weights[name] = tensor.read()
-    return place_weights(model, mapped, weights)
+    return place_weights(model, folder, mapped, weights)
 
 
 def _map_file(path: Path) -> Iterator[tuple[str, _Tensor]]:

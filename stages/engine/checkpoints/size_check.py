@@ -17,6 +17,7 @@ from huggingface_hub import try_to_load_from_cache
 from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
 from stages.engine.checkpoints.gguf_model import has_family
 from stages.engine.checkpoints.mapped_checkpoint import MAPPED_FROM
+from stages.engine.quantisation.stored import NUMBER_TYPES
 from store.errors import ModelError
 
 HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as many
@@ -25,7 +26,7 @@ HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as man
 FEW_MODULES, FEW_EXPERTS = 1000, 100_000
 # Weights of one bit are 8 to a byte; twice as many are allowed for those that a file holds once and a model twice.
 WEIGHTS_PER_BYTE = 16
-PACKED_CODES = 1.1  # memory of a GGUF file with codes while it is loaded, in its size
+PACKED = 1.1  # memory of files that are packed as they are while they are loaded, in their size
 # Folder of the memory's control group in both versions, its limit, and what it uses.
 _GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current"),
@@ -98,26 +99,25 @@ def estimate_memory(source: str, dtype: str, *, trained: bool = False, mapped: C
     """Return about how many bytes of memory a model takes at the most while it is loaded on a CPU; 0 if none of its
     files are here.
 
-    The codes of a GGUF file are packed as they are, and so is bfloat16 of models of the types `mapped`, of which one
-    matrix at a time is in float32. Other weights are numbers of modules first, and packed then. `dtype` is the name of
-    the modules' type in torch, or `auto`. Of weights that are trained, codes become numbers too.
+    The codes of a GGUF file are packed as they are, and so are numbers of 16 bits, in folders those of models of the
+    types `mapped`. Other weights are numbers of modules first, and packed then. `dtype` is the name of the modules'
+    type in torch, or `auto`. Of models that are `trained` below the output layer, all become numbers of modules.
     """
     if path := find_gguf(source):
         read = read_gguf(path)
         tensors = [(prod(tensor.shape), len(tensor.data)) for tensor in read.tensors.values()]
-        coded = any(tensor.float_type is None for tensor in read.tensors.values())
-        if coded and not trained and dtype in ("auto", "float32") and has_family(read):
-            return int(PACKED_CODES * sum(size for _, size in tensors))
+        coded, fits = any(tensor.float_type is None for tensor in read.tensors.values()), has_family(read)
+        stays = coded if dtype == "auto" else any(tensor.name != "F32" for tensor in read.tensors.values())
     else:
         config, coded = find_file(source, "config.json"), False
         headers = [one for file, _ in (_read_headers(config.parent) if config else ()) for one in file]
         tensors = [(numbers, size) for numbers, size, _ in headers]
-        size = sum(size for _, size in tensors)
-        short = size >= MAPPED_FROM and {kind for _, _, kind in headers} == {"BF16"}
-        if config and short and dtype == "float32" and not trained and Path(source).is_dir():
-            with suppress(OSError, ValueError, AttributeError):  # which the loader explains
-                if json.loads(config.read_text(encoding="utf-8")).get("model_type") in mapped:
-                    return size + 4 * max(numbers for numbers, _ in tensors)
+        large, kinds = sum(size for _, size, _ in headers) >= MAPPED_FROM, {kind for _, _, kind in headers}
+        stays, fits = large and dtype == "float32" and {"F32"} != kinds <= {*NUMBER_TYPES, "F32"}, False
+        with suppress(OSError, ValueError, AttributeError):  # which the loader explains
+            fits = config is not None and json.loads(config.read_text(encoding="utf-8")).get("model_type") in mapped
+    if stays and fits and not trained and dtype in ("auto", "float32"):
+        return int(PACKED * sum(size for _, size in tensors))
     itemsize = {"float32": 4, "auto": 4 if coded else 0}.get(dtype, 2)
     return sum(numbers * itemsize + size if itemsize else 2 * size for numbers, size in tensors)
 

@@ -57,7 +57,27 @@ class CompiledLlamaForward(SlotForward):
 
     @override
     def __call__(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        output, ids, kept = self.find_output_layer(), list(chain(*batch.tokens)), batch.wanted_tokens
+        output, kept = self.find_output_layer(), batch.wanted_tokens
+        logits_NV = torch.empty(len(kept), output.padded)
+        buffers = self._run(batch, output, logits_NV)
+        if output.padded != output.outputs:
+            logits_NV = logits_NV[:, : output.outputs]
+        if cap := self.weights.logit_cap:
+            logits_NV.div_(cap).tanh_().mul_(cap)
+        logits_NV = self._place_logits(logits_NV)
+        return logits_NV, buffers.read_inputs(len(kept), output) if batch.hidden else logits_NV
+
+    def read_states(self, tokens: Sequence[int], output: PackedMatrix) -> Tensor:
+        """Compute the last hidden states of a text (T, W), which takes the place of the first row. `output` is any
+        output layer of the model, which is not computed.
+        """
+        self.reserve(1, len(tokens))
+        buffers = self._run(ForwardBatch(0, [tokens], [0], wanted=[0]), output, torch.empty(0, output.padded))
+        return self.weights.normalise(buffers.state_NW[: len(tokens)], self.weights.norm_W)
+
+    def _run(self, batch: ForwardBatch, output: PackedMatrix, logits_NV: Tensor) -> "_Buffers":
+        """Compute a batch, and the logits of its wanted tokens if there are any. Returns what it has written."""
+        ids = list(chain(*batch.tokens))
         steps = self.weights.compile(output)
         buffers = self._reserve_buffers(len(ids))
         table = self._write_table(steps, output, buffers)
@@ -68,16 +88,10 @@ class CompiledLlamaForward(SlotForward):
         states[:] = self.weights.embeddings[ids]
         if self.weights.embedding_factor != 1:
             states *= self.weights.embedding_factor
-        logits_NV = torch.empty(len(kept), output.padded)
         table[-1, Field.OUTPUTS] = logits_NV.data_ptr()
-        steps.run(table if kept else table[:-HEAD_STEPS], header)
+        steps.run(table if len(logits_NV) else table[:-HEAD_STEPS], header)
         del numbers  # which the header has the address of
-        if output.padded != output.outputs:
-            logits_NV = logits_NV[:, : output.outputs]
-        if cap := self.weights.logit_cap:
-            logits_NV.div_(cap).tanh_().mul_(cap)
-        logits_NV = self._place_logits(logits_NV)
-        return logits_NV, buffers.read_inputs(len(kept), output) if batch.hidden else logits_NV
+        return buffers
 
     def _reserve_buffers(self, rows: int) -> "_Buffers":
         """Return buffers of at least that many rows, and of scores for at least the longest text of the cache."""

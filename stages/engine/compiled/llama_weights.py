@@ -5,7 +5,6 @@ Shapes: W width, H heads, E of a head, K ways to rotate, P positions, R rotated 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from typing_extensions import override
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS
 from stages.engine.compiled.packed_memory import PackedMemory
-from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices
+from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, find_number_type, pack_matrices
 from stages.engine.compiled.products import NUMBER_BITS, ProductKind
 from stages.engine.compiled.program import CompiledSteps, compile_steps
 from stages.engine.compiled.shape import Family, HeadNorm, ModelShape, PartNorms, find_family, find_rotary_kinds
@@ -31,7 +30,7 @@ from stages.engine.quantisation.modules import (
     has_groups,
     is_mapped,
 )
-from stages.engine.quantisation.stored import StoredRows
+from stages.engine.quantisation.stored import Codes, StoredRows
 from stages.vocabulary.disk_cache import cache_path
 
 ROUNDED_INPUTS = {"codes": 16, "codes8": 8, "int8": 16, "int4": 16}  # bits of inputs, by the format of codes
@@ -51,8 +50,8 @@ def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool)
         return True
     if has_groups(model) or count_weights(model) < SMALL:
         return True
-    sample = model.model.layers[-1].mlp.down_proj.weight.detach()
-    return torch.equal(sample.bfloat16().float(), sample)
+    sample = model.model.layers[-1].mlp.down_proj
+    return find_stored(sample) is not None or find_number_type(sample.weight.detach()) != "F32"
 
 
 def has_compiled_forward(model: Any) -> bool:
@@ -156,15 +155,14 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     def compile(self, output: PackedMatrix) -> CompiledSteps:
         if output.kind not in self._compiled:
             kinds = self._kinds | {output.kind}
-            if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16
+            if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of 16 bits
                 kinds |= {ProductKind(form) for form in NUMBER_BITS}
             self._compiled[output.kind] = compile_steps(self.shape, kinds)
         return self._compiled[output.kind]
 
     def _take_memory(self, part: str, *, kept: bool) -> PackedMemory:
-        """Return the memory of a part of the model; it is kept if its matrices stay in a GGUF file."""
-        kept &= has_groups(self.model)
-        kind = f"packed-{digest_file(Path(self.model.config.name_or_path))[:16]}-{part}" if kept else ""
+        """Return the memory of a part of the model; it is kept if its matrices stay in files."""
+        kind = f"packed-{digest_file(self.model.files)[:16]}-{part}" if kept else ""
         return PackedMemory(cache_path(kind, digest_code(), "bin") if kept else None)
 
     @override
@@ -179,7 +177,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         if ids is None and self._output is not None:
             return self._output
         head = self.model.lm_head
-        matrix = read_matrix(head, find_attached(head))
+        matrix = read_matrix(head, _find_codes(head))
         self._memory = self._take_memory("output", kept=ids is None and find_stored(head) is not None)
         (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
         self._memory.keep()
@@ -234,8 +232,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     def _read(self, linear: nn.Linear) -> Matrix:
         """Return the matrix of a module, with the codes that it has or that it is quantised to."""
         bits = QUANTISED_BITS.get(self._format)
-        groups = find_groups(linear, bits, quantise=not has_groups(self.model)) if bits else find_attached(linear)
-        return read_matrix(linear, groups)
+        if bits:
+            return read_matrix(linear, find_groups(linear, bits, quantise=not has_groups(self.model)))
+        return read_matrix(linear, _find_codes(linear))
 
     @override
     def _head_norm(self, attention: Any, name: str) -> Tensor | None:
@@ -244,3 +243,8 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
         return pack_matrices(parts, self._memory, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
+
+
+def _find_codes(linear: nn.Linear) -> Codes | None:
+    """Return what a file has of a module's weight: its codes, or its numbers of 16 bits."""
+    return find_stored(linear) or find_attached(linear)

@@ -3,7 +3,7 @@
 Shapes: O outputs, I inputs, G groups of inputs, X bytes of an output, B blocks of outputs, L outputs of a block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
 from stages.engine.compiled.packed_memory import PackedMemory
-from stages.engine.compiled.products import NUMBER_BITS, ProductKind
+from stages.engine.compiled.products import ProductKind
 from stages.engine.forward_pass.kernels import Matrix, join_matrices
 from stages.engine.quantisation.groups import GROUP
 from stages.engine.quantisation.layouts import CODE_TYPES, WORD, Array, CodeType
@@ -25,6 +25,7 @@ from stages.engine.quantisation.stored import Bytes, Codes, StoredMatrix, releas
 PART_BYTES = 4 << 20  # of a file that a thread packs at a time, and then gives back
 ROWS_AT_ONCE = 1024  # whose numbers are compared with those of fewer bits
 NO_SCALES = torch.empty(0)
+NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def pack_matrices(parts: Sequence[Matrix], memory: PackedMemory, *, input_bits: 
     their part of the memory.
     """
     forms = [None if part.codes is None else _name_form(part.codes) for part in parts]
-    if None in forms or not _fill_blocks([part.weight_OI.shape[0] for part in parts], forms):
-        numbers = join_matrices([part.without_codes() for part in parts])  # which read other inputs
+    alike = len({form in NUMBERS for form in forms}) == 1  # numbers read other inputs than codes
+    if None in forms or not alike or not _fill_blocks([part.weight_OI.shape[0] for part in parts], forms):
+        numbers = join_matrices([part.without_codes() for part in parts])
         return [pack_matrix(numbers, memory, input_bits=input_bits)]
     packed = []
     for _, run in groupby(zip(parts, forms, strict=True), key=itemgetter(1)):
@@ -77,7 +79,7 @@ def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
 
 
 def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> PackedMatrix:
-    """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them. Its number of inputs is
+    """Pack a matrix: its codes if it has any; else its numbers, in 16 bits if those keep them. Its number of inputs is
     one of which `can_pack_inputs` is true. Inputs have 32 bits, or `input_bits` that they are rounded to; numbers that
     are no codes are multiplied unrounded.
     """
@@ -85,15 +87,22 @@ def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> Pac
         return _pack_codes([matrix.codes], matrix.bias_O, memory, input_bits)
     weight_OI = matrix.weight_OI
     outputs, inputs = weight_OI.shape
-    exact = all(torch.equal(rows.bfloat16().to(rows.dtype), rows) for rows in weight_OI.split(ROWS_AT_ONCE))
-    kind = torch.bfloat16 if exact else torch.float32
-    data = torch.zeros(-(-outputs // VECTOR_SIZE), inputs, VECTOR_SIZE, dtype=kind)
+    form = find_number_type(weight_OI)
+    data = torch.zeros(-(-outputs // VECTOR_SIZE), inputs, VECTOR_SIZE, dtype=NUMBERS[form])
     whole = outputs - outputs % VECTOR_SIZE
     data[: whole // VECTOR_SIZE] = weight_OI[:whole].view(-1, VECTOR_SIZE, inputs).transpose(1, 2)
     if whole < outputs:
         data[whole // VECTOR_SIZE, :, : outputs - whole] = weight_OI[whole:].T
-    form = next(name for name, bits in NUMBER_BITS.items() if bits == 8 * data.itemsize)
     return PackedMatrix(ProductKind(form), outputs, inputs // GROUP, data, NO_SCALES, _pad_bias(matrix.bias_O))
+
+
+def find_number_type(weight_OI: Tensor) -> str:
+    """Return the first of `NUMBERS` that keeps every number of a matrix."""
+    parts = weight_OI.split(ROWS_AT_ONCE)
+    for name, kind in NUMBERS.items():
+        if all(torch.equal(part.to(kind).to(part.dtype), part) for part in parts):
+            return name
+    return "F32"  # of NaN, which is equal to nothing
 
 
 def _name_form(codes: Codes) -> str:
@@ -119,11 +128,20 @@ def _read_rows(codes: Codes) -> Bytes:
 
 
 def _pack_codes(parts: Sequence[Codes], bias_O: Tensor | None, memory: PackedMemory, input_bits: int) -> PackedMatrix:
-    """Pack the codes of matrices of one type as one; where the memory is filled, they are there."""
+    """Pack the codes of matrices of one type as one, or their numbers of 16 bits; where the memory is filled, they are
+    there.
+    """
     form, inputs = _name_form(parts[0]), parts[0].shape[1]
-    kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
-    outputs, blocks = sum(part.shape[0] for part in parts), inputs // (GROUP * codes.groups)
+    outputs = sum(part.shape[0] for part in parts)
     padded = -(-outputs // VECTOR_SIZE) * VECTOR_SIZE
+    if form not in CODE_TYPES:
+        numbers_BIL = memory.reserve((padded // VECTOR_SIZE, inputs, VECTOR_SIZE), np.dtype(np.int16))
+        if not memory.filled:
+            _write_numbers([_read_rows(part) for part in parts], numbers_BIL)
+        data = torch.from_numpy(numbers_BIL)
+        return PackedMatrix(ProductKind(form), outputs, inputs // GROUP, data, NO_SCALES, _pad_bias(bias_O))
+    kind, codes = ProductKind(form, input_bits), CODE_TYPES[form]
+    blocks = inputs // (GROUP * codes.groups)
     number = np.dtype(f"i{codes.scale_size}")
     words_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, codes.words, VECTOR_SIZE), np.dtype(np.int32))
     scales_BGXL = memory.reserve((padded // VECTOR_SIZE, blocks, len(codes.scales), VECTOR_SIZE), number)
@@ -134,15 +152,7 @@ def _pack_codes(parts: Sequence[Codes], bias_O: Tensor | None, memory: PackedMem
 
 
 def _write_codes(codes: CodeType, parts: Sequence[Bytes], words_BGXL: Array, scales_BGXL: Array) -> None:
-    """Write the blocks of all outputs of matrices, on all threads; what is missing to whole blocks is zeros."""
-    missing = len(words_BGXL) * VECTOR_SIZE - sum(map(len, parts))
-    if missing or any(len(part) % VECTOR_SIZE for part in parts):
-        parts = [np.concatenate([*parts, np.zeros((missing, parts[0].shape[1]), np.uint8)])]
-    begin, slices = 0, []
-    step = max(1, PART_BYTES // parts[0].shape[1] // VECTOR_SIZE) * VECTOR_SIZE
-    for part in parts:
-        slices += [(begin + start // VECTOR_SIZE, part[start : start + step]) for start in range(0, len(part), step)]
-        begin += len(part) // VECTOR_SIZE
+    """Write the blocks of all outputs of matrices."""
 
     def write(begin: int, rows: Bytes) -> None:
         blocks_BLGX = rows.reshape(-1, VECTOR_SIZE, words_BGXL.shape[1], codes.size)
@@ -152,10 +162,39 @@ def _write_codes(codes: CodeType, parts: Sequence[Bytes], words_BGXL: Array, sca
         for place, first in enumerate(codes.scales):
             scales_BLG = blocks_BLGX[..., first : first + codes.scale_size].view(scales_BGXL.dtype)[..., 0]
             scales_BGXL[begin:end, :, place] = scales_BLG.transpose(0, 2, 1)
+
+    _write_blocks(parts, len(words_BGXL), write)
+
+
+def _write_numbers(parts: Sequence[Bytes], numbers_BIL: Array) -> None:
+    """Write the numbers of all outputs of matrices."""
+
+    def write(begin: int, rows: Bytes) -> None:
+        numbers_BLI = rows.view(numbers_BIL.dtype).reshape(-1, VECTOR_SIZE, numbers_BIL.shape[1])
+        numbers_BIL[begin : begin + len(numbers_BLI)] = numbers_BLI.transpose(0, 2, 1)
+
+    _write_blocks(parts, len(numbers_BIL), write)
+
+
+def _write_blocks(parts: Sequence[Bytes], blocks: int, write: Callable[[int, Bytes], None]) -> None:
+    """Write the rows of matrices on all threads: `write` is given the first block and its rows of some. What is missing
+    to whole blocks is zeros.
+    """
+    missing = blocks * VECTOR_SIZE - sum(map(len, parts))
+    if missing or any(len(part) % VECTOR_SIZE for part in parts):
+        parts = [np.concatenate([*parts, np.zeros((missing, parts[0].shape[1]), np.uint8)])]
+    begin, slices = 0, []
+    step = max(1, PART_BYTES // parts[0].shape[1] // VECTOR_SIZE) * VECTOR_SIZE
+    for part in parts:
+        slices += [(begin + start // VECTOR_SIZE, part[start : start + step]) for start in range(0, len(part), step)]
+        begin += len(part) // VECTOR_SIZE
+
+    def write_and_release(begin: int, rows: Bytes) -> None:
+        write(begin, rows)
         release_pages(rows)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(write, *zip(*slices, strict=True)))
+        list(threads.map(write_and_release, *zip(*slices, strict=True)))
 
 
 def _pad_bias(bias_O: Tensor | None) -> Tensor | None:

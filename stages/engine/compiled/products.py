@@ -20,6 +20,7 @@ from llvmlite import ir
 from stages.engine.compiled.codes import FLIP, Block
 from stages.engine.compiled.llvm.emitter import (
     FLOAT,
+    HALF,
     INT,
     INTS,
     POINTER,
@@ -46,7 +47,7 @@ BYTES = 4 * VECTOR_SIZE  # of a vector
 GROUPS_AHEAD = 3 * STEP
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 AHEAD = 4096  # bytes between numbers that are multiplied and those that are prefetched
-NUMBER_BITS = {"bfloat16": 16, "float32": 32}
+NUMBER_BITS = {"BF16": 16, "F16": 16, "F32": 32}
 
 
 @dataclass(frozen=True)
@@ -275,12 +276,15 @@ class _Product:
             emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
 
     def _read_numbers(self, numbers: Value, place: int) -> Value:
-        """Return the weights of an input as float32; those of bfloat16 are the high halves."""
+        """Return the weights of an input as float32; those of BF16 are the high halves."""
         emit = self._emit
         if self._kind.bits == 32:
             return emit.load(emit.offset(numbers, place * VECTOR_SIZE, 4), VECTOR, 64)
-        kind = ir.VectorType(ir.IntType(16), VECTOR_SIZE)
+        halves = self._kind.form == "F16"
+        kind = ir.VectorType(HALF if halves else ir.IntType(16), VECTOR_SIZE)
         short = emit.load(emit.offset(numbers, place * VECTOR_SIZE, 2), kind, 32)
+        if halves:
+            return emit.builder.fpext(short, VECTOR)
         return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
 
     def _add_group(

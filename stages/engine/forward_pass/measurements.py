@@ -38,8 +38,12 @@ def digest_code() -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the sha256 of a file. It is read once on this machine, as long as its size and time stay."""
+    """Return the sha256 of a file, or a digest of those of a folder's weights. A file is read once on this machine, as
+    long as its size and time stay.
+    """
     path = path.resolve()
+    if path.is_dir():
+        return digest_json("folder", [digest_file(one) for one in sorted(path.glob("*.safetensors"))])
 
     def compute() -> str:
         with path.open("rb") as file:

@@ -3,14 +3,11 @@
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 
@@ -19,15 +16,14 @@ from store.errors import ModelError
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from huggingface_hub import ModelCard, try_to_load_from_cache
-from huggingface_hub.constants import ENDPOINT
+from huggingface_hub import ModelCard, snapshot_download, try_to_load_from_cache
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
 from stages.engine.checkpoints.deferred_imports import OF_TRANSFORMERS, defer_compiler, defer_imports
-from stages.engine.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf
+from stages.engine.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf, require_hub
 from stages.engine.checkpoints.gguf_model import (
     attach_codes,
     has_family,
@@ -61,7 +57,7 @@ transformers_logging.disable_progress_bar()
 
 LOG = logging.getLogger("omnidraft.models")
 SEAL = "manifest.json"  # in the folder of a published version
-
+WEIGHT_FILES = ["model*.safetensors", "generation_config.json"]  # as `save_pretrained` names them
 
 DTYPES: dict[str, Any] = {
     "float32": torch.float32,
@@ -98,7 +94,7 @@ def load_causal_model(
         device: name of a device of torch.
         codes: whether linear modules of a quantised GGUF file, or of a folder that was converted from one, keep the
             codes of their weights.
-        maps: whether the quantised matrices of a GGUF file stay there instead of being dequantised, given the model
+        maps: whether the matrices of few bits stay in their files instead of being numbers of 32 bits, given the model
             without weights; only in float32 on the CPU. None: never.
     """
     with explain_errors("model", source), MAKING_MODULES:
@@ -147,18 +143,21 @@ def _load_checkpoint(source: str, dtype: str, device: str, maps: Callable[[Any],
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
     composite = config.get_text_config() is not config
     require_plausible_sizes(source, config.to_dict(), lambda: made.from_config(config))
-    if maps and not composite and not quantised and (model := _map_folder(Path(source), config, maps)):
+    if maps and not composite and not quantised and (model := _map_folder(source, config, maps)):
         return model
     # Other files of weights are pickles, which may run code.
     model = _load_whole(made, source, composite=composite, dtype=DTYPES[dtype], use_safetensors=True, **placed)
     return _take_text(model, source) if composite else model
 
 
-def _map_folder(folder: Path, config: Any, maps: Callable[[Any], bool]) -> Any | None:
-    """Map a folder's matrices of 16 bits; None where it must be read whole."""
+def _map_folder(source: str, config: Any, maps: Callable[[Any], bool]) -> Any | None:
+    """Map the matrices of 16 bits of a folder or a model of the hub, which is fetched; None where it must be read
+    whole.
+    """
     made: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if made is None or not folder.is_dir():
+    if made is None:
         return None
+    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, allow_patterns=WEIGHT_FILES))
     model = _with_attention(
         lambda kind: map_checkpoint(
             folder, lambda: made._from_config(config, attn_implementation=kind, dtype=torch.float32), maps
@@ -289,10 +288,9 @@ def _read_width(source: str) -> int | None:
 
 
 def _require_reachable(source: str) -> None:
-    """Fail at once where the hub's own client would retry for half a minute."""
-    if Path(source).exists() or try_to_load_from_cache(source, "config.json") or getproxies():
-        return
-    socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
+    """Check that a folder or a model of the hub is here, or the hub can be reached."""
+    if not Path(source).exists() and not try_to_load_from_cache(source, "config.json"):
+        require_hub()
 
 
 def _require_true_conversion(tokenizer: Any, source: str) -> None:

@@ -98,6 +98,15 @@ def is_mapped(model: Any) -> bool:
     return any(find_stored(module) is not None for module in model.modules())
 
 
+def read_state(model: Any) -> dict[str, Tensor]:
+    """Return what `state_dict` does, with the weights that stay in files, in float32."""
+    mapped = {f"{name}.weight": module.weight for name, module in model.named_modules() if find_stored(module)}
+    if model.config.tie_word_embeddings:
+        mapped.pop("lm_head.weight", None)
+    own: dict[str, Tensor] = model.state_dict()
+    return own | mapped
+
+
 def attach_groups(linear: nn.Module, groups: Codes) -> None:
     """Store the codes that a module's weight was dequantised from."""
     linear.__dict__[_NAME] = groups
@@ -105,8 +114,6 @@ def attach_groups(linear: nn.Module, groups: Codes) -> None:
 
 def mean_bytes(model: Any, weights: str) -> float:
     """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
-    if weights not in ROUNDING:
-        return float(model.dtype.itemsize)
     size, numbers = 0.0, 0
     for linear in _find_linears(model):
         codes, count = find_stored(linear) or linear.__dict__.get(_NAME), math.prod(weight_shape(linear))

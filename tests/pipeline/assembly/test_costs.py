@@ -34,7 +34,7 @@ def make_models(layers: int = 4, measurements: Measurements | None = None) -> An
             vocabulary_size=9,
             adapter=None,
             weights="fastest",
-            model=SimpleNamespace(dtype=torch.float32),
+            model=SimpleNamespace(dtype=torch.float32, modules=lambda: [torch.nn.Linear(8, 9)]),
             forward_pass=SimpleNamespace(name="packed forward, some kernels"),
             device=torch.device("cpu"),
             measurements=measurements or Measurements(),

@@ -22,6 +22,7 @@ from stages.engine.compiled.llvm.machine import Features
 from stages.engine.compiled.llvm.vector_math import FLOAT_BITS, INPUT_SUMS, LARGEST_CODES
 from stages.engine.compiled.packed_memory import PackedMemory
 from stages.engine.compiled.packing import (
+    NUMBERS,
     PackedMatrix,
     pack_matrices,
     pack_matrix,
@@ -69,8 +70,7 @@ def make_matrix(kind: str, input_bits: int) -> tuple[PackedMatrix, Tensor]:
     torch.manual_seed(len(kind))
     bias_O = torch.randn(OUTPUTS)
     if kind in NUMBER_BITS:
-        weight_OI = torch.randn(OUTPUTS, 96)
-        weight_OI = weight_OI.bfloat16().float() if kind == "bfloat16" else weight_OI
+        weight_OI = torch.randn(OUTPUTS, 96).to(NUMBERS[kind]).float()
         return pack_matrix(Matrix(weight_OI, bias_O), PackedMemory(), input_bits=input_bits), weight_OI.double()
     codes = quantise_matrix(kind) if kind.startswith("GROUPS") else store_matrix(kind)
     weight_OI = codes.dequantise()
@@ -203,11 +203,18 @@ def matrix_of(kind: str, outputs: int) -> Matrix:
     return Matrix(codes.dequantise(), torch.randn(outputs), codes)
 
 
+def store_numbers(kind: str) -> Matrix:
+    bytes_OX = torch.randn(32, 96).to(NUMBERS[kind]).view(torch.uint8).numpy()
+    stored = StoredMatrix(kind, 96, bytes_OX)
+    return Matrix(stored.dequantise(), torch.randn(32), stored)
+
+
 @pytest.mark.parametrize("input_bits", list(LARGEST_CODES))
 def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike(input_bits: int):
     kind_of = partial(ProductKind, input_bits=input_bits)
     four, eight, six = matrix_of("GROUPS4", 32), matrix_of("Q8_0", 32), matrix_of("Q6_K", 32)
     plain, part = Matrix(torch.randn(32, 96), torch.randn(32)), matrix_of("Q4_K", 24)
+    half, short = store_numbers("F16"), store_numbers("BF16")
     stored = store_matrix("Q4_K", 40)
     stored = StoredMatrix(stored.kind, stored.inputs, stored.rows_OX, torch.randperm(40))
     other = Matrix(stored.dequantise(), torch.randn(40), stored)
@@ -215,8 +222,11 @@ def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike(input_b
         ([four, four], [kind_of("GROUPS4")]),
         ([four, eight], [kind_of("GROUPS4"), kind_of("Q8_0")]),
         ([part, other, six], [kind_of("Q4_K"), kind_of("Q6_K")]),
-        ([four, plain], [ProductKind("float32")]),
-        ([part, six], [ProductKind("float32")]),  # the first does not fill its blocks
+        ([four, plain], [ProductKind("F32")]),
+        ([part, six], [ProductKind("F32")]),  # the first does not fill its blocks
+        ([half, half], [ProductKind("F16")]),
+        ([half, short], [ProductKind("F16"), ProductKind("BF16")]),
+        ([half, four], [ProductKind("F32")]),  # which read inputs of other types
     ):
         packed = pack_matrices(parts, PackedMemory(), input_bits=input_bits)
         assert [one.kind for one in packed] == kinds
