@@ -45,6 +45,9 @@ ONE_THREAD_BELOW = 50_000_000
 SWITCH_SECONDS = 0.0005
 
 
+FULL_BYTES = 4  # of a weight in full precision
+
+
 @dataclass(frozen=True)
 class DrafterModels:
     """The drafter for one target, which need not be there itself. Several targets share the drafter's modules."""
@@ -118,7 +121,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     Its rows are still to be required, once the threads of the run are set.
     """
     learn, folder = config.learn, Path(source)
-    trained = learn.enabled or learn.lora or (folder / ADAPTER_FOLDER).is_dir()  # which is merged
+    trained = _trains_body(config, source)
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements, trained=trained)
     if (folder / ADAPTER_FOLDER).is_dir() and not learn.lora:
         merge_lora(drafter.model, str(folder / ADAPTER_FOLDER))
@@ -126,13 +129,19 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     corrected = learn.trains_output_layer and (learn.enabled or config.serve.learn == "off")
     if corrected:
         untie_output(drafter.model)
-        drafter.trains_output = config.dtype == "float32"  # in which all of a copy is trained
+        drafter.trains_output = drafter.model.dtype.itemsize == FULL_BYTES  # else all of a copy is trained, in these
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
     if corrected or (not learn.enabled and (folder / STATES_FILE).is_file()):
         targets = config.router.targets
         drafter.extra = TargetStates(targets, drafter.vocabulary_size, drafter.device)
         drafter.extra.load(folder)
     return drafter
+
+
+def _trains_body(config: Config, source: str) -> bool:
+    """Whether weights of the drafter below its output layer change: they are trained, or an adapter is merged."""
+    learn = config.learn
+    return learn.lora or (learn.enabled and not learn.trains_output_layer) or (Path(source) / ADAPTER_FOLDER).is_dir()
 
 
 def load_models(
@@ -160,7 +169,7 @@ def load_models(
     if device == "cpu":
         mapped = () if config.weights in QUANTISED_BITS else COMPILED_TYPES
         needs = {name: estimate_memory(found, config.dtype, mapped=mapped) for name, found in sources.items()}
-        drafter_need = estimate_memory(source, config.dtype, trained=config.learn.enabled or config.learn.lora)
+        drafter_need = estimate_memory(source, config.dtype, trained=_trains_body(config, source))
         require_memory({config.drafter: drafter_need, **needs})
     drafter = load_drafter(config, source, device, measurements)
     targets = {
@@ -245,6 +254,6 @@ def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: boo
     (name,) = config.router.targets
     drafter = load_drafter(config, source, pick_device(config.device))
     drafter.prove_forward()
-    if not decodes and isinstance(drafter.forward_pass, SlotForward):
+    if not decodes and not config.learn.trains_output_layer and isinstance(drafter.forward_pass, SlotForward):
         drafter.forward_pass = ModuleForward(drafter.model)
     return _make_pairing(config, source, drafter)(name, locate(name, uri, fetched))

@@ -6,9 +6,9 @@ Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden 
 import copy
 import hashlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import State
-from stages.engine.compiled.llama_weights import fits_compiled_forward, has_compiled_forward
+from stages.engine.compiled.llama_forward import CompiledLlamaForward
+from stages.engine.compiled.llama_weights import CompiledLlamaWeights, fits_compiled_forward, has_compiled_forward
 from stages.engine.forward_pass.forward import Forward, ForwardBatch, is_chain
 from stages.engine.forward_pass.measurements import Measurements, digest_code, digest_file
 from stages.engine.forward_pass.module_forward import ModuleForward
@@ -51,10 +52,13 @@ from stages.engine.quantisation.modules import (
     has_groups,
     is_mapped,
     iterate_weights,
+    read_state,
     weight_shape,
 )
 from stages.engine.quantisation.stored import StoredMatrix
 from store.errors import ModelError
+
+StateReader = Callable[[Sequence[int]], Tensor]
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -321,6 +325,16 @@ class LanguageModel:
             weight.requires_grad_()
         return copied
 
+    def make_reader(self) -> StateReader | None:
+        """Return what computes the last hidden states of a text as drafting does, without gradients (T, W); None where
+        the model's modules must do it, or logits are more than products with them.
+        """
+        weights = self._packed_weights
+        if not isinstance(weights, CompiledLlamaWeights) or weights.logit_cap or weights.logit_factor != 1:
+            return None
+        some = weights.make_output_layer(torch.tensor([0]))
+        return partial(CompiledLlamaForward(weights).read_states, output=some)
+
     def read(self, ids_BT: Tensor) -> Tensor:
         """Compute logits of whole texts, padded on the right, in float32 (B, T, V), without the cache; supports
         gradients.
@@ -343,7 +357,7 @@ class LanguageModel:
         """Write the model as a Hugging Face folder; the adapter is not merged but written to a subfolder."""
         bare = strip_adapters(self.model) if self.adapter else self.model
         with raise_write_errors(folder):
-            bare.save_pretrained(folder)
+            bare.save_pretrained(folder, state_dict=read_state(bare))
             tokenizer.save_pretrained(folder)
             if self.adapter:
                 save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
@@ -360,8 +374,8 @@ def load_model(
     trained: bool = False,
 ) -> LanguageModel:
     """Load a causal language model from a hub name, a folder or a GGUF file. `prove_forward` checks how it can be used.
-    If its weights are not trained or saved, the matrices of a GGUF file stay in the file where the compiled forward
-    pass is for this model. Raises `ModelError` for a weight that is no finite number.
+    If below its output layer nothing is trained, the matrices of a GGUF file, and those of 16 bits of a folder, stay
+    there where the compiled forward pass is for this model. Raises `ModelError` for a weight that is no finite number.
     """
     maps = None if trained or weights in QUANTISED_BITS else fits_compiled_forward
     model = load_causal_model(source, dtype, device, codes=True, maps=maps)
@@ -400,9 +414,10 @@ def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format; that of a file is remembered."""
     rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in ROUNDING else ""
     form = f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}"
-    if not is_mapped(model.model) or not has_groups(model.model):
+    if not is_mapped(model.model):
         return _digest_weights(model.model, form)
-    key = [digest_file(Path(model.model.config.name_or_path)), digest_code(), form]
+    tied = model.model.config.tie_word_embeddings  # which `untie_output` changes
+    key = [digest_file(model.model.files), digest_code(), form, tied]
     known: str = Measurements().get_or_measure("weights", key, lambda: _digest_weights(model.model, form))
     return known
 

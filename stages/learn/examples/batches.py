@@ -9,13 +9,14 @@ W hidden width.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stages.contract.blocks import TrainingExample
-from stages.engine.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel, StateReader
 from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.examples.soft_targets import join_tables, tabulate
 
@@ -38,6 +39,11 @@ class Batch:
     places_M: Tensor
     ngram_M1: Tensor  # those pieces
     forbidden_BD: Tensor  # True for ids that may not be drafted, per example
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of all outputs that are supervised: those of soft targets, then those of n-grams (S,)."""
+        return torch.cat([self.rows_N, self.rows_M]), torch.cat([self.places_N, self.places_M])
 
 
 def sum_by_row(values_N: Tensor, batch: Batch) -> list[float]:
@@ -107,13 +113,43 @@ class ExampleBatcher:
         """Compute the model's distributions at every supervised position, and the log-likelihood of the n-grams' pieces
         (M,).
         """
-        rows_S, places_S = torch.cat([batch.rows_N, batch.rows_M]), torch.cat([batch.places_N, batch.places_M])
-        with _restrict_output(model.model.get_output_embeddings(), rows_S, places_S):
+        with _restrict_output(model.model.get_output_embeddings(), *batch.places):
             logits_SD = model.read(batch.pieces_BT)
-        logits_SD = logits_SD.masked_fill(batch.forbidden_BD[rows_S], -torch.inf)
+        return self._divide(logits_SD, batch)
+
+    def read_distributions(
+        self, model: LanguageModel, batch: Batch, read: StateReader | None
+    ) -> tuple[Tensor, StudentBatch, Tensor]:
+        """Compute the hidden states at every supervised position (N, W), and what `compute_distributions` does, without
+        gradients. None: the model's modules read.
+        """
+        output, (rows_S, places_S) = model.model.get_output_embeddings(), batch.places
+        if read is None:
+            with capture_inputs(output) as captured:
+                found = self.compute_distributions(model, batch)
+            return captured[0][: len(batch.rows_N)].float(), *found
+        texts = [example.pieces for example in batch.examples]
+        begins_B = torch.tensor([0, *accumulate(map(len, texts))])
+        states_SW = torch.cat([read(text) for text in texts])[begins_B[rows_S] + places_S]
+        return states_SW[: len(batch.rows_N)], *self._divide(output(states_SW), batch)
+
+    def _divide(self, logits_SD: Tensor, batch: Batch) -> tuple[StudentBatch, Tensor]:
+        """Return what `compute_distributions` does, of the logits at the positions and those of n-grams."""
+        logits_SD = logits_SD.masked_fill(batch.forbidden_BD[batch.places[0]], -torch.inf)
         count = len(batch.rows_N)
         student = StudentBatch(logits_SD[:count], batch.teacher)
         return student, logits_SD[count:].log_softmax(-1).gather(1, batch.ngram_M1)[:, 0]
+
+
+@contextmanager
+def capture_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of a layer's calls."""
+    captured: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _layer, inputs, _outputs: captured.append(inputs[0]))
+    try:
+        yield captured
+    finally:
+        hook.remove()
 
 
 @contextmanager

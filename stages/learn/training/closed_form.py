@@ -11,8 +11,7 @@ Shapes: N supervised positions, W hidden width, F features of a state, X feature
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,8 @@ from stages.contract.snapshot import State
 from stages.drafting.head import piece_features
 from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
 from stages.engine.models.language_model import LanguageModel
-from stages.learn.examples.batches import Batch
+from stages.engine.quantisation.modules import attach_groups, find_stored
+from stages.learn.examples.batches import Batch, capture_inputs
 from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.least_squares_sums import Change, LeastSquaresSums
@@ -40,11 +40,19 @@ from store.errors import CorruptError
 
 
 def untie_output(model: Any) -> None:
-    """Give the model's output layer weights of its own if it shares those of the embeddings."""
+    """Give the model's output layer weights of its own, in full precision, if it shares those of the embeddings or
+    they stay in a file.
+    """
     layer = output_layer(model)
-    if layer.weight is model.get_input_embeddings().weight:
+    if (stored := find_stored(layer)) is not None:
+        own = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        own.weight, own.bias = nn.Parameter(layer.weight, requires_grad=False), layer.bias
+        if stored.has_codes:
+            attach_groups(own, stored)  # until it is trained, it is computed with them
+        model.set_output_embeddings(own)
+    elif layer.weight is model.get_input_embeddings().weight:
         layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
-        model.config.tie_word_embeddings = False
+    model.config.tie_word_embeddings = False
 
 
 def output_layer(model: Any) -> nn.Linear:
@@ -73,17 +81,6 @@ def write_layer(model: LanguageModel, weight_DX: Tensor) -> None:
     weights = _layer_weights(model)
     for own, new in zip(weights, weight_DX.split([weight.shape[1] for weight in weights], -1), strict=True):
         own.copy_(new)
-
-
-@contextmanager
-def capture_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of a layer's calls."""
-    captured: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _layer, inputs, _outputs: captured.append(inputs[0]))
-    try:
-        yield captured
-    finally:
-        hook.remove()
 
 
 @dataclass(frozen=True)
@@ -165,6 +162,7 @@ class OutputLayerTrainer(DrafterTrainer):
         super().__init__(*arguments)
         self._usual = usual
         self._loaded_DX = read_layer(self._baseline)
+        self._reader = self.served.make_reader()
         outputs, width = self._loaded_DX.shape
         self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
         self._hidden = output_layer(self._baseline.model).weight.shape[1]
@@ -279,13 +277,19 @@ class OutputLayerTrainer(DrafterTrainer):
         usual_XX = torch.zeros(features, features, dtype=torch.float64, device=self._loaded_DX.device)
         count = 0
         for pieces in self._usual():
-            with capture_inputs(output_layer(self._baseline.model)) as captured:
-                self._baseline.read(torch.tensor([list(pieces)], device=usual_XX.device))
-            hidden_NW = captured[0][0].double()
+            hidden_NW = self._read_text(pieces).double()
             width, count = hidden_NW.shape[1], count + len(hidden_NW)
             usual_XX[:width, :width] += hidden_NW.T @ hidden_NW
             self._yield_cpu()
         return usual_XX * (USUAL / count) if count else usual_XX
+
+    def _read_text(self, pieces: Sequence[int]) -> Tensor:
+        """Compute the hidden states of a text (T, W)."""
+        if self._reader:
+            return self._reader(pieces)
+        with capture_inputs(output_layer(self._baseline.model)) as captured:
+            self._baseline.read(torch.tensor([list(pieces)], device=self._loaded_DX.device))
+        return captured[0][0]
 
     def _solve(self) -> None:
         """Set the candidate's output layer to the solution."""
@@ -365,9 +369,7 @@ class OutputLayerTrainer(DrafterTrainer):
         them from a token earlier, the logits there of the drafter as loaded (N, D), and its log-likelihood of the
         n-grams' pieces (M,).
         """
-        with capture_inputs(output_layer(self._baseline.model)) as captured:
-            student, ngram_log_M = self._batcher.compute_distributions(self._baseline, batch)
-        hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
+        hidden_NW, student, ngram_log_M = self._batcher.read_distributions(self._baseline, batch, self._reader)
         states_NF, _ = self._state_features(batch, 0)
         earlier_NF, has_N = self._state_features(batch, 1)
         forbidden_ND = batch.forbidden_BD[batch.rows_N]

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
 from stages.engine.checkpoints import mapped_checkpoint
 from stages.engine.compiled import packing
+from stages.engine.forward_pass.forward import record_hidden
 from stages.engine.forward_pass.proof import read_at_once, read_texts
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
 from stages.engine.quantisation.modules import find_stored, is_mapped, mean_bytes
-from stages.engine.quantisation.stored import StoredRows
+from stages.engine.quantisation.stored import NUMBER_TYPES, StoredRows
 from store.errors import ModelError
 
 SHAPE = {
@@ -39,6 +41,7 @@ GRANITE = {"embedding_scale": 12.0, "attention.scale": 0.2, "residual_scale": 0.
 # Per case: architecture in GGUF, type of the matrices, fields of the configuration, keys of the file.
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     **{kind: ("llama", kind, {}, {}) for kind in "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4".split()},
+    **{kind: ("llama", kind, {}, {}) for kind in ("BF16", "F16")},
     "tied": ("llama", "Q4_K", {"tie_word_embeddings": True}, {}),
     "biases": ("qwen2", "Q6_K", {"tie_word_embeddings": True}, {}),
     "gemma2": ("gemma2", "Q4_K", {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}, HEAD),
@@ -80,7 +83,7 @@ def complete(model: LanguageModel, text: list[int], count: int) -> list[int]:
     return text
 
 
-@pytest.mark.representatives("Q4_0", "tied", "biases", "gemma2", "joined", "granite")
+@pytest.mark.representatives("Q4_0", "F16", "tied", "biases", "gemma2", "joined", "granite")
 @pytest.mark.parametrize("name", CASES)
 def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Path):
     path = str(write_case(name, tmp_path))
@@ -91,8 +94,9 @@ def test_a_mapped_model_is_the_model_that_is_read_whole(name: str, tmp_path: Pat
     assert fingerprint(mapped) == fingerprint(whole)
     for field in ("parameters", "weights", "vocabulary_size", "hidden_size", "eos_ids"):
         assert getattr(mapped, field) == getattr(whole, field)
+    numbers = CASES[name][1] in NUMBER_TYPES
     for kind in ("codes", "int4", "fastest"):
-        assert mean_bytes(mapped.model, kind) == mean_bytes(whole.model, kind)
+        assert mean_bytes(mapped.model, kind) == (2.0 if numbers else mean_bytes(whole.model, kind))
     ids = torch.randint(3, 384, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(mapped.read(ids), whole.read(ids), atol=1e-5, rtol=1e-5)
@@ -159,7 +163,7 @@ def test_other_folders_are_read_whole(change: str, tmp_path: Path, monkeypatch: 
         assert not is_mapped(load_model(str(tmp_path), "float32", "cpu").model)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "tied", "joined"])  # rows in another order, one matrix twice, parts of one
+@pytest.mark.parametrize("name", ["Q4_0", "F16", "tied", "joined"])  # rows in another order, one matrix twice, parts
 def test_the_next_start_maps_what_was_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
     path, text = write_case(name, tmp_path), list(range(40, 80))
@@ -175,7 +179,7 @@ def test_the_next_start_maps_what_was_packed(name: str, tmp_path: Path, monkeypa
     assert [one.name.split("-")[2] for one in kept] == ["layers", "output"]
     assert sum(one.stat().st_size for one in kept) <= path.stat().st_size
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_write_codes", None)
+        patch.setattr(packing, "_write_blocks", None)
         assert torch.equal(read(), packed)
     changed = bytearray(path.read_bytes())
     changed[-1000:] = changed[-3000:-2000]
@@ -211,19 +215,23 @@ def test_rows_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(rows._kept) <= max(10, len(ids))
 
 
-def test_a_drafter_that_is_trained_is_read_whole(tmp_path: Path):
+@pytest.mark.parametrize("method", ["gradient", "least-squares", None])
+def test_what_is_trained_of_a_drafter_is_read_whole(method: str | None, tmp_path: Path):
     path = str(write_case("biases", tmp_path))
-    config = Config().with_overrides({"targets": ("never read",), "drafter": path})
-    for enabled in (False, True):
-        drafter = load_drafter(config.with_overrides({"learn.enabled": enabled}), path, "cpu")
-        assert is_mapped(drafter.model) is not enabled
-        assert len(drafter.trained_weights) > 0
+    config = Config().with_overrides({"targets": ("never read",), "drafter": path, "learn.enabled": method is not None})
+    drafter = load_drafter(config.with_overrides({"learn.method": method} if method else {}), path, "cpu")
+    assert is_mapped(drafter.model) is (method != "gradient")
+    assert (find_stored(drafter.model.lm_head) is None) is (method is not None)
+    assert len(drafter.trained_weights) > 0
 
 
-def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precision(tmp_path: Path):
-    path = str(write_case("biases", tmp_path))
+@pytest.mark.parametrize("name", ["biases", "Q8_0", "F16"])  # a layer that is tied, one that is not, and numbers
+def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precision(name: str, tmp_path: Path):
+    path = str(write_case(name, tmp_path))
     config = Config().with_overrides({"targets": ("never read",), "drafter": path})
     drafter = load_drafter(config, path, "cpu")
+    assert held_bytes(drafter.model) < 1.1 * drafter.model.lm_head.weight.nbytes
+    assert fingerprint(drafter) == fingerprint(load_drafter(config, path, "cpu"))
     layer, states = drafter.model.lm_head.weight, list(drafter.extra.parameters())
     assert list(map(id, drafter.trained_weights)) == list(map(id, [layer, *states]))
     copied, text = drafter.copy_to_train(), list(range(5, 25))
@@ -234,8 +242,13 @@ def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precisio
     drafter.load_weights([layer * 2, *states])
     assert packed.layers is layers, "still in the bits of the file"
     torch.testing.assert_close(read_in_steps(drafter, text), 2 * before_TV, atol=2e-2, rtol=1e-2)
-    copied.model.save_pretrained(tmp_path / "version")
-    assert torch.equal(read_trained_weights(tmp_path / "version", drafter)[0] * 2, layer)
+    ids = torch.tensor([text])
+    torch.testing.assert_close(2 * copied.read(ids), drafter.read(ids))
+    drafter.save(tmp_path / "version", SimpleNamespace(save_pretrained=lambda folder: None))
+    assert torch.equal(read_trained_weights(tmp_path / "version", drafter)[0], layer)
+    saved = load_model(str(tmp_path / "version"), "float32", "cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(saved.read(ids), drafter.read(ids), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tied", "gemma2"])
@@ -261,3 +274,35 @@ def test_a_pass_with_another_sign_is_refused(part: str, blocks: slice, tmp_path:
     matrix.scales.numpy()[0, blocks, :, 3] ^= np.int16(-1 << 15)
     with pytest.raises(ModelError, match="deviate"):
         model.prove_forward()
+
+
+def test_a_model_of_the_hub_stays_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mapped_checkpoint, "MAPPED_FROM", 0)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--owner--name"
+    made = make_case("tied").bfloat16()
+    made.save_pretrained(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    model = load_model("owner/name", "float32", "cpu", "auto")
+    assert is_mapped(model.model)
+    assert fingerprint(model) == fingerprint(load_model(str(cached / "snapshots" / "abc"), "float32", "cpu", "auto"))
+
+
+@pytest.mark.parametrize("name", ["biases", "F16", "gemma2", "granite"])
+def test_a_reader_gives_the_inputs_of_the_output_layer(name: str, tmp_path: Path):
+    model = load_model(str(write_case(name, tmp_path)), "float32", "cpu", "auto")
+    assert model.make_reader() is None, "nothing is packed yet"
+    model.prove_forward()
+    read, text = model.make_reader(), list(range(5, 45))
+    if name in ("gemma2", "granite"):  # whose logits are capped or scaled
+        assert read is None
+        return
+    assert read is not None
+    with record_hidden(model.model) as recorded:
+        logits_TV = model.read(torch.tensor([text]))[0]
+    for part in (text[:9], text):  # one text after another
+        states_TW = read(part)
+        torch.testing.assert_close(states_TW, recorded[0][0, : len(part)], atol=0.01, rtol=0.01)
+        torch.testing.assert_close(model.model.lm_head(states_TW), logits_TV[: len(part)], atol=0.02, rtol=0.01)
