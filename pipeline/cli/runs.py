@@ -83,5 +83,7 @@ def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
         commands.append(f"omnidraft versions{store}")
         if versions > 1 and config.learn.enabled:
             name = shlex.quote(config.name_registered_model(config.targets[0]))
-            commands.append(f"omnidraft versions compare baseline candidate{store} --name {name}")
+            own = f"{Path(run).absolute().name}/{versions - 1}"
+            newest = shlex.quote(own if len(config.targets) == 1 else "candidate")
+            commands.append(f"omnidraft versions compare baseline {newest}{store} --name {name}")
     return commands

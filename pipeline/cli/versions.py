@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
 STANDARD_OUTPUT = Path("-")
-_HEADS = ("number", "aliases", "run/version", "acceptance on the probe", "published", "changes")
+_HEADS = ("version", "aliases", "acceptance on the probe", "published", "changes", "in MLflow")
 
 
-_ABOUT_VERSION = "A number of the list, or an alias such as champion."
-Version = Annotated[str, typer.Argument(metavar="N", help=_ABOUT_VERSION, show_default=False)]
-OptionalVersion = Annotated[str | None, typer.Argument(metavar="[N]", help=_ABOUT_VERSION, show_default=False)]
+_ABOUT_VERSION = "RUN/VERSION of the list, its number in MLflow, or an alias such as champion."
+Version = Annotated[str, typer.Argument(metavar="VERSION", help=_ABOUT_VERSION, show_default=False)]
+OptionalVersion = Annotated[str | None, typer.Argument(metavar="[VERSION]", help=_ABOUT_VERSION, show_default=False)]
 UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
 StoreRunsOption = Annotated[
     Path, typer.Option("--runs", envvar=RUNS_VARIABLE, help="A folder of runs; its mlflow.db is the store.")
@@ -73,11 +73,18 @@ def choose_model(uri: str, name: str | None) -> str:
 
 
 def _choose_version(uri: str, name: str | None, text: str) -> tuple[str, int]:
-    """The registered model and the number of a version that is named by its number or an alias."""
+    """The registered model and the number of a version, see `resolve_number`."""
     from store.registry.registry import resolve_number
 
     name = choose_model(uri, name)
     return name, resolve_number(uri, name, text)
+
+
+def _label(uri: str, name: str, number: int) -> str:
+    """What a version is called here, given its number in MLflow."""
+    from store.registry.registry import list_versions
+
+    return next((one.label for one in list_versions(uri, name) if one.number == number), f"#{number}")
 
 
 class _ShowByDefault(PlainGroup):
@@ -142,8 +149,8 @@ def promote(
     with TemporaryDirectory() as scratch:
         fetch_version(f"models:/{name}/{chosen}", uri, Path(scratch) / "version")
     before = put_forward(uri, name, chosen)
-    instead = "" if before in (None, chosen) else f"; instead of #{before}"
-    print(f"champion: #{chosen}, every file as it was published{instead}")
+    instead = "" if before in (None, chosen) else f"; instead of {_label(uri, name, before)}"
+    print(f"champion: {_label(uri, name, chosen)}, every file as it was published{instead}")
     _print_usage(f"{name}@champion", mlflow_uri, runs)
 
 
@@ -154,7 +161,8 @@ def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: N
 
     name = choose_model(uri := store_of(mlflow_uri, runs), name)
     lost, found = step_back(uri, name)
-    print(f"champion: #{found} again{'' if lost is None else f', instead of #{lost}'}")
+    instead = "" if lost is None else f", instead of {_label(uri, name, lost)}"
+    print(f"champion: {_label(uri, name, found)} again{instead}")
     _print_usage(f"{name}@champion", mlflow_uri, runs)
 
 
@@ -226,7 +234,7 @@ def _send(places: Sequence[str] | None, runs: Path, mlflow_uri: str | None) -> d
 def compare(
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="Number, alias, a version's folder, or `baseline`: that of the other side."),
+        typer.Argument(metavar="A", help="RUN/VERSION, alias, a version's folder, or `baseline`: the other side's."),
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="As A.")],
     probe: Annotated[
@@ -350,7 +358,7 @@ def export(
 
     name, chosen = _choose_version(uri := store_of(mlflow_uri, runs), name, number)
     export_version(uri, name, chosen, folder)
-    print(f"#{chosen} is in {folder}; {folder / 'README.md'} describes how to use it")
+    print(f"{_label(uri, name, chosen)} is in {folder}; {folder / 'README.md'} describes how to use it")
 
 
 def _print_usage(which: str, mlflow_uri: str | None, runs: Path) -> None:
@@ -359,23 +367,23 @@ def _print_usage(which: str, mlflow_uri: str | None, runs: Path) -> None:
 
 def _row(version: "RegisteredVersion") -> list[str]:
     aliases, probe = ", ".join(version.aliases), "" if version.probe is None else f"{version.probe:.3f}"
-    within = None if version.run is None or version.version is None else f"{version.run}/{version.version}"
     if version.probe_interval:
         low, high = version.probe_interval
         probe += f" ({low:.3f} to {high:.3f})"
     when = f"{version.created_at:%Y-%m-%d %H:%M} UTC, {version.reason}"
     when += "" if version.parent is None else f" at prompt {version.offset}"
-    return [to_printable(value) for value in (f"#{version.number}", aliases, within, probe, when, version.changes)]
+    values = (version.label, aliases, probe, when, version.changes, f"#{version.number}")
+    return [to_printable(value) for value in values]
 
 
 def _print_details(details: "VersionDetails") -> None:
     """The version in a sentence, then what its files, metrics and settings are."""
     one, manifest = details.summary, details.manifest
-    within = f"{manifest['run']}/{manifest['version']}"
-    print(to_printable(f"#{one.number} ({within}), {one.reason} at prompt {manifest['offset']}: {one.changes}"))
+    print(to_printable(f"{one.label}, {one.reason} at prompt {manifest['offset']}: {one.changes}"))
     plain = {
         "aliases": ", ".join(one.aliases),
-        "parent": None if one.parent is None else f"#{one.parent}",
+        "number in MLflow": one.number,
+        "number of its parent": one.parent,
         "prompts since its parent": details.tags.get("prompts"),
         "datasets": details.tags.get("datasets"),
         **{key: manifest[key] for key in ("target", "drafter", "drift", "created_at", "pair", "digest")},

@@ -39,7 +39,7 @@ class Side:
 
 
 def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> tuple[Side, Side]:
-    """Open the versions that two names mean: numbers, aliases, sealed folders, or `baseline`: the other side's.
+    """Open the versions that two names mean: as of `resolve_number`, sealed folders, or `baseline`: the other side's.
 
     `model`: the registered model, which is read only for names that are no folders; `scratch`: for fetched versions.
     """
@@ -79,8 +79,9 @@ def _find_baseline(number: int | None, known: Sequence[RegisteredVersion]) -> in
 
 def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) -> Side:
     folder = Path(name) if number is None else fetch_version(f"models:/{model}/{number}", uri, into)
-    label = f"#{number}" if number is not None else str(folder)
-    return Side(label, number, folder, open_version(folder))
+    manifest = open_version(folder)
+    label = f"{manifest['run']}/{manifest['version']}" if number is not None else str(folder)
+    return Side(label, number, folder, manifest)
 
 
 def describe_equal(first: Side, second: Side, *, as_served: bool) -> str:

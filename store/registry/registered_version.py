@@ -46,6 +46,11 @@ class RegisteredVersion:
     probe_interval: tuple[float, float] | None = None  # of 95%
     changes: str | None = None  # what differs from its parent, in words
 
+    @property
+    def label(self) -> str:
+        """Return `RUN/VERSION`; of a version of other origin its number in MLflow."""
+        return f"#{self.number}" if self.run is None or self.version is None else f"{self.run}/{self.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class VersionDetails:

@@ -96,18 +96,18 @@ def list_versions(uri: str, name: str | None = None) -> list[RegisteredVersion]:
 
 
 def resolve_number(uri: str, name: str, text: str) -> int:
-    """Return the number that a text names: a number, with or without `#`, or an alias.
+    """Return the number that a text names: `RUN/VERSION`, a number, with or without `#`, or an alias.
 
-    Raises ModelError for any other text, UsageError without a store.
+    Of runs of one name it is the newest. Raises ModelError for any other text, UsageError without a store.
     """
     if text.removeprefix("#").isdecimal():
         return int(text.removeprefix("#"))
     known = list_versions(uri, name)
-    number = next((version.number for version in known if text in version.aliases), None)
+    number = next((version.number for version in known if text in (version.label, *version.aliases)), None)
     if number is None:
         aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "there is none"
         raise ModelError(
-            f"a version of {name} must be named by its number or an alias ({aliases}), got {text!r}; "
+            f"a version of {name} must be named by RUN/VERSION, its number or an alias ({aliases}), got {text!r}; "
             "`omnidraft versions` lists them"
         )
     return number

@@ -14,7 +14,8 @@ from store.errors import ModelError
 
 @pytest.fixture
 def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = [SimpleNamespace(number=1, aliases=()), SimpleNamespace(number=7, aliases=("champion", "candidate"))]
+    known = ((1, ()), (7, ("champion", "candidate")))
+    versions = [SimpleNamespace(number=number, label=f"run/{number}", aliases=aliases) for number, aliases in known]
     monkeypatch.setattr("store.registry.registry.list_versions", lambda uri, name: versions)
 
 

@@ -61,12 +61,12 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
     pair, head, *rows = output_of("versions", "--runs", str(runs)).splitlines()
     assert pair == f"drafter for big: models:/{MODEL}"
     assert re.split(" {2,}", head.strip()) == [
-        "number", "aliases", "run/version", "acceptance on the probe", "published", "changes"
+        "version", "aliases", "acceptance on the probe", "published", "changes", "in MLflow"
     ]  # fmt: skip
     probe, when = "0.250 (0.200 to 0.300)", "2026-01-02 03:04 UTC, "
-    newest = ["#2", "candidate", "tuesday/1", probe, f"{when}drift at prompt 100", "drafter +1 update; n-grams +7"]
+    newest = ["tuesday/1", "candidate", probe, f"{when}drift at prompt 100", "drafter +1 update; n-grams +7", "#2"]
     assert re.split(" {2,}", rows[0].strip()) == newest
-    assert re.split(" {2,}", rows[1].strip())[-2:] == [f"{when}baseline", "the drafter as it was loaded"]
+    assert re.split(" {2,}", rows[1].strip())[-3:] == [f"{when}baseline", "the drafter as it was loaded", "#1"]
 
 
 def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
@@ -82,7 +82,8 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
     assert [title.split("models:/")[1] for title in titles] == [other, MODEL]
     with pytest.raises(UsageError, match=f"one of them must be named, such as with --name: {other}, {MODEL}"):
         output_of("versions", "promote", "1", *where)
-    assert "champion: #1, every file" in output_of("versions", "promote", "1", *where, "--name", other)
+    promoted = output_of("versions", "promote", "friday/0", *where, "--name", other)
+    assert promoted.startswith("champion: friday/0, every file")
     assert champion(runs) == 1
     output_of("versions", "promote", "2", *where, "--name", MODEL)
     assert sorted((one["name"], one["number"]) for one in json.loads(output_of("versions", *where, "--json"))
@@ -90,9 +91,9 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
 
 
 def test_show_prints_the_manifest_the_metrics_and_how_to_use_it(runs: Path):
-    printed = output_of("versions", "show", "2", "--runs", str(runs))
-    assert printed.startswith("#2 (tuesday/1), drift at prompt 100: drafter +1 update; n-grams +7\n")
-    for line in ("target +builtin:target", "counter drafter_version +1", "parent +#1"):
+    printed = output_of("versions", "show", "tuesday/1", "--runs", str(runs))
+    assert printed.startswith("tuesday/1, drift at prompt 100: drafter +1 update; n-grams +7\n")
+    for line in ("target +builtin:target", "counter drafter_version +1", "number of its parent +1"):
         assert re.search(f"{line} ", printed), line
     assert re.search(r"mean_accepted_length +2\.5 *\n", printed)
     use = shlex.split(printed.splitlines()[-1].removeprefix("use it: omnidraft "))
@@ -139,13 +140,14 @@ def champion(runs: Path) -> int | None:
 def test_a_version_is_promoted_and_rolled_back(five: Path):
     where = ("--runs", str(five))
     assert output_of("versions", "promote", "2", *where).splitlines() == [
-        "champion: #2, every file as it was published",
+        "champion: tuesday/1, every file as it was published",
         f"use it: omnidraft replay --drafter models:/omnidraft-drafter@champion --runs {shlex.quote(str(five))}",
     ]
     assert "instead" not in output_of("versions", "promote", "#2", *where), "it took its own place"
-    assert "champion: #4, every file as it was published; instead" in output_of("versions", "promote", "4", *where)
+    promoted = output_of("versions", "promote", "4", *where).splitlines()[0]
+    assert promoted == "champion: tuesday/3, every file as it was published; instead of tuesday/1"
     assert champion(five) == 4
-    assert "champion: #2 again, instead of #4" in output_of("versions", "rollback", *where)
+    assert "champion: tuesday/1 again, instead of tuesday/3" in output_of("versions", "rollback", *where)
     assert champion(five) == 2
     with pytest.raises(ModelError, match=f"former champion.*`omnidraft versions promote N --name {MODEL} --mlflow-uri"):
         output_of("versions", "rollback", *where)

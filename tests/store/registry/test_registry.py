@@ -173,6 +173,7 @@ def test_the_error_for_an_unknown_version_lists_the_existing_numbers(uri: str, t
 
 def test_a_version_is_named_by_its_number_or_an_alias(uri: str):
     assert [resolve_number(uri, MODEL, text) for text in ("2", "#2", "candidate")] == [2, 2, 3]
+    assert [resolve_number(uri, MODEL, one.label) for one in list_versions(uri, MODEL)] == [3, 2, 1]
     for text in ("champion", "two", "-1"):
         with pytest.raises(ModelError, match=rf"its number or an alias \(candidate\), got '{text}'"):
             resolve_number(uri, MODEL, text)
