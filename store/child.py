@@ -269,7 +269,8 @@ def limit_memory(more: int) -> None:
 
 class RestartBudget:
     """Decides whether and when a child that ended is started again: at most so often within `window` seconds, and
-    after a delay in seconds that doubles with each restart within them.
+    after a delay in seconds that doubles with each restart within them. Restarts before a child that worked for
+    `proven` seconds do not count: it did not fail in a loop.
     """
 
     def __init__(
@@ -277,11 +278,17 @@ class RestartBudget:
         most: int = 5,
         window: float = 600.0,
         first_delay: float = 0.5,
+        proven: float = 30.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most, self._window, self._first_delay, self._now = most, window, first_delay, now
-        self._times: deque[float] = deque()
+        self._most, self._window, self._first_delay, self._proven = most, window, first_delay, proven
+        self._now, self._times = now, deque[float]()
+        self._began: float | None = None  # when the present child began to work
         self.restarts = 0
+
+    def begin(self) -> None:
+        """Note that a child works from now on."""
+        self._began = self._now()
 
     def next_delay(self) -> float | None:
         """Count a restart and return the seconds to wait before it; None if there were too many.
@@ -291,6 +298,9 @@ class RestartBudget:
         [1.0, 2.0, None]
         """
         now = self._now()
+        if self._began is not None and now - self._began >= self._proven:
+            self._times.clear()
+        self._began = None
         while self._times and now - self._times[0] >= self._window:
             self._times.popleft()
         if len(self._times) >= self._most:

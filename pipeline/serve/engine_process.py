@@ -387,6 +387,7 @@ class EngineProcess(Engine):
 
     def _begin(self, ready: EngineReady) -> None:
         self._tokens, self._names, self._status = ready.tokens, ready.names, ready.status
+        self._budget.begin()
         with self._lock:
             self._serving = True
         if self._started.done():

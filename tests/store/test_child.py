@@ -325,6 +325,18 @@ def test_restarts_are_counted_within_a_window():
     assert budget.restarts == 3
 
 
+def test_restarts_before_a_child_that_worked_do_not_count():
+    now = [0.0]
+    budget = RestartBudget(2, window=100.0, first_delay=1.0, proven=5.0, now=lambda: now[0])
+    for _ in range(9):
+        budget.begin()
+        now[0] += 5.0
+        assert budget.next_delay() == 1.0
+    budget.begin()
+    now[0] += 4.9
+    assert (budget.next_delay(), budget.next_delay()) == (2.0, None), "it had not worked for long enough"
+
+
 def test_it_is_imported_quickly():
     """Every child imports it first: it needs the standard library alone."""
     code = (
