@@ -173,13 +173,16 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     @override
     @torch.inference_mode()
     def make_output_layer(self, ids: Tensor | None) -> PackedMatrix:  # type: ignore[override] # see `layers`
-        """Pack the output layer, or its rows of these ids only. It is never quantised here."""
+        """Pack the output layer, or its rows of these ids only. It is never quantised here; one that was trained, as no
+        target's is, is rounded to float16: half of the bytes to read for each piece of a draft.
+        """
         if ids is None and self._output is not None:
             return self._output
         head = self.model.lm_head
         matrix = read_matrix(head, _find_codes(head))
         self._memory = self._take_memory("output", kept=ids is None and find_stored(head) is not None)
-        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
+        trained = self.version > 1
+        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)], rounds=trained)
         self._memory.keep()
         if ids is None:
             self._output = packed
@@ -241,8 +244,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         norm = getattr(attention, name, None)
         return None if norm is None else self._read_norm(norm)
 
-    def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
-        return pack_matrices(parts, self._memory, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
+    def _pack(self, parts: Sequence[Matrix], *, rounds: bool = False) -> list[PackedMatrix]:
+        bits = ROUNDED_INPUTS.get(self._format, FLOAT_BITS)
+        return pack_matrices(parts, self._memory, input_bits=bits, rounds=rounds)
 
 
 def _find_codes(linear: nn.Linear) -> Codes | None:

@@ -54,15 +54,17 @@ def can_pack_inputs(inputs: int) -> bool:
     return inputs > 0 and inputs % GROUP == 0
 
 
-def pack_matrices(parts: Sequence[Matrix], memory: PackedMemory, *, input_bits: int) -> list[PackedMatrix]:
+def pack_matrices(
+    parts: Sequence[Matrix], memory: PackedMemory, *, input_bits: int, rounds: bool = False
+) -> list[PackedMatrix]:
     """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike. Codes take
-    their part of the memory.
+    their part of the memory. `rounds`: whether numbers of 32 bits are rounded to float16, if they are in its range.
     """
     forms = [None if part.codes is None else _name_form(part.codes) for part in parts]
     alike = len({form in NUMBERS for form in forms}) == 1  # numbers read other inputs than codes
     if None in forms or not alike or not _fill_blocks([part.weight_OI.shape[0] for part in parts], forms):
         numbers = join_matrices([part.without_codes() for part in parts])
-        return [pack_matrix(numbers, memory, input_bits=input_bits)]
+        return [pack_matrix(numbers, memory, input_bits=input_bits, rounds=rounds)]
     packed = []
     for _, run in groupby(zip(parts, forms, strict=True), key=itemgetter(1)):
         own = [part for part, _ in run]
@@ -78,7 +80,7 @@ def _fill_blocks(outputs: Sequence[int], forms: Sequence[str | None]) -> bool:
     return all(sum(outputs[:end]) % VECTOR_SIZE == 0 for end in ends)
 
 
-def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> PackedMatrix:
+def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int, rounds: bool = False) -> PackedMatrix:
     """Pack a matrix: its codes if it has any; else its numbers, in 16 bits if those keep them. Its number of inputs is
     one of which `can_pack_inputs` is true. Inputs have 32 bits, or `input_bits` that they are rounded to; numbers that
     are no codes are multiplied unrounded.
@@ -88,6 +90,8 @@ def pack_matrix(matrix: Matrix, memory: PackedMemory, *, input_bits: int) -> Pac
     weight_OI = matrix.weight_OI
     outputs, inputs = weight_OI.shape
     form = find_number_type(weight_OI)
+    if rounds and form == "F32" and weight_OI.abs().max() <= torch.finfo(torch.float16).max:
+        form = "F16"
     data = torch.zeros(-(-outputs // VECTOR_SIZE), inputs, VECTOR_SIZE, dtype=NUMBERS[form])
     whole = outputs - outputs % VECTOR_SIZE
     data[: whole // VECTOR_SIZE] = weight_OI[:whole].view(-1, VECTOR_SIZE, inputs).transpose(1, 2)

@@ -237,6 +237,17 @@ def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike(input_b
         assert float((found_NO - x_NI @ weight_OI.t() - bias_O).abs().max() / size) < ROUNDED[input_bits]
 
 
+@pytest.mark.parametrize(("largest", "form"), [(9.0, "F16"), (1e5, "F32"), (float("nan"), "F32")])
+def test_numbers_of_32_bits_are_rounded_where_that_is_asked_and_float16_holds_them(largest: float, form: str):
+    weight_OI = torch.randn(32, 96)
+    weight_OI[3, 5] = largest
+    (kept,), (rounded,) = (
+        pack_matrices([Matrix(weight_OI, None)], PackedMemory(), input_bits=FLOAT_BITS, rounds=rounds)
+        for rounds in (False, True)
+    )
+    assert (kept.kind.form, rounded.kind.form) == ("F32", form)
+
+
 def test_without_a_team_one_thread_computes_all_items(monkeypatch: pytest.MonkeyPatch):
     matrix, _ = make_matrix("Q4_1", FLOAT_BITS)
     x_NI = torch.randn(9, 96)
