@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contract.blocks import TrainingExample
+from stages.engine.forward_pass.forward import record_hidden
 from stages.engine.models.language_model import LanguageModel, StateReader
 from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.examples.soft_targets import join_tables, tabulate
@@ -125,9 +126,9 @@ class ExampleBatcher:
         """
         output, (rows_S, places_S) = model.model.get_output_embeddings(), batch.places
         if read is None:
-            with capture_inputs(output) as captured:
+            with record_hidden(model.model) as recorded:
                 found = self.compute_distributions(model, batch)
-            return captured[0][: len(batch.rows_N)].float(), *found
+            return recorded[0][batch.rows_N, batch.places_N].float(), *found
         texts = [example.pieces for example in batch.examples]
         begins_B = torch.tensor([0, *accumulate(map(len, texts))])
         states_SW = torch.cat([read(text) for text in texts])[begins_B[rows_S] + places_S]
@@ -139,17 +140,6 @@ class ExampleBatcher:
         count = len(batch.rows_N)
         student = StudentBatch(logits_SD[:count], batch.teacher)
         return student, logits_SD[count:].log_softmax(-1).gather(1, batch.ngram_M1)[:, 0]
-
-
-@contextmanager
-def capture_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of a layer's calls."""
-    captured: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _layer, inputs, _outputs: captured.append(inputs[0]))
-    try:
-        yield captured
-    finally:
-        hook.remove()
 
 
 @contextmanager

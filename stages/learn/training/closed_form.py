@@ -29,9 +29,10 @@ from stages.contract.blocks import Numbers, TrainingExample
 from stages.contract.snapshot import State
 from stages.drafting.head import piece_features
 from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
+from stages.engine.forward_pass.forward import record_hidden
 from stages.engine.models.language_model import LanguageModel
 from stages.engine.quantisation.modules import attach_groups, find_stored
-from stages.learn.examples.batches import Batch, capture_inputs
+from stages.learn.examples.batches import Batch
 from stages.learn.examples.losses import StudentBatch, TeacherBatch
 from stages.learn.training.drafter_trainer import DrafterTrainer
 from stages.learn.training.least_squares_sums import Change, LeastSquaresSums
@@ -287,9 +288,9 @@ class OutputLayerTrainer(DrafterTrainer):
         """Compute the hidden states of a text (T, W)."""
         if self._reader:
             return self._reader(pieces)
-        with capture_inputs(output_layer(self._baseline.model)) as captured:
+        with record_hidden(self._baseline.model) as recorded:
             self._baseline.read(torch.tensor([list(pieces)], device=self._loaded_DX.device))
-        return captured[0][0]
+        return recorded[0][0]
 
     def _solve(self) -> None:
         """Set the candidate's output layer to the solution."""
