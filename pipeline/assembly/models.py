@@ -129,7 +129,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     corrected = learn.trains_output_layer and (learn.enabled or config.serve.learn == "off")
     if corrected:
         untie_output(drafter.model)
-        drafter.trains_output = drafter.model.dtype.itemsize == FULL_BYTES  # else all of a copy is trained, in these
+        drafter.trains_output = drafter.model.dtype.itemsize == FULL_BYTES  # of others a copy is trained as a whole
     # The weights of the targets' states are used if they are trained, or if nothing is trained and there are some.
     if corrected or (not learn.enabled and (folder / STATES_FILE).is_file()):
         targets = config.router.targets

@@ -181,8 +181,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         head = self.model.lm_head
         matrix = read_matrix(head, _find_codes(head))
         self._memory = self._take_memory("output", kept=ids is None and find_stored(head) is not None)
-        trained = self.version > 1
-        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)], rounds=trained)
+        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)], rounds=self.trained)
         self._memory.keep()
         if ids is None:
             self._output = packed

@@ -64,6 +64,7 @@ class PackedLlamaWeights:
         self._rotations_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
         self.outputs: int = model.lm_head.out_features
         self.version = 0  # incremented whenever the weights are packed
+        self.trained = False  # whether they may differ from those as loaded
         self.refresh()
 
     @torch.inference_mode()

@@ -284,11 +284,15 @@ class LanguageModel:
         return self.forward_pass(batch)
 
     @torch.no_grad()
-    def load_weights(self, weights: Sequence[Tensor]) -> None:
-        """Copy values into the trained weights; they take effect in the next pass."""
+    def load_weights(self, weights: Sequence[Tensor], *, trained: bool = True) -> None:
+        """Copy values into the trained weights; they take effect in the next pass. `trained`: whether they may differ
+        from those as loaded.
+        """
         for current, new in zip(self.trained_weights, weights, strict=True):
             current.copy_(new)
         self._changes.count += 1
+        if self._packed_weights:
+            self._packed_weights.trained = trained
         self.forward_pass.refresh(layers=not self.trains_output)
 
     @property

@@ -304,7 +304,7 @@ class DrafterTrainer:
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         _copy_weights(state["served"], self._candidate.trained_weights)
-        self.served.load_weights(state["served"])
+        self.served.load_weights(state["served"], trained=state["version"] > 0)
         self._keep_masters()
         self._optimizer.load_state_dict(with_moments(self._optimizer, state["moments"]))
         self.version, self._lr_scale, self._best = state["version"], state["lr_scale"], state["best"]

@@ -241,6 +241,7 @@ def test_of_a_drafter_that_is_corrected_the_output_layer_alone_has_full_precisio
     layers = packed.layers
     drafter.load_weights([layer * 2, *states])
     assert packed.layers is layers, "still in the bits of the file"
+    assert drafter.forward_pass.find_output_layer().kind.form == "F16"
     torch.testing.assert_close(read_in_steps(drafter, text), 2 * before_TV, atol=2e-2, rtol=1e-2)
     ids = torch.tensor([text])
     torch.testing.assert_close(2 * copied.read(ids), drafter.read(ids))
