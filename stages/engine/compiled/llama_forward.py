@@ -83,14 +83,15 @@ class CompiledLlamaForward(SlotForward):
         table = self._write_table(steps, output, buffers)
         begins = [self._begin(batch.first + row) for row in range(len(batch.tokens))]
         lines = _Lines(batch, begins, self.weights.window)
-        numbers, header = lines.make_header(self.weights.rotation_tables(self._capacity), buffers)
+        rotations_KPR = self.weights.rotation_tables(self._capacity)
+        numbers, header = lines.make_header(rotations_KPR, buffers)
         states = buffers.states[: len(ids)]
         states[:] = self.weights.embeddings[ids]
         if self.weights.embedding_factor != 1:
             states *= self.weights.embedding_factor
         table[-1, Field.OUTPUTS] = logits_NV.data_ptr()
         steps.run(table if len(logits_NV) else table[:-HEAD_STEPS], header)
-        del numbers  # which the header has the address of
+        del numbers, rotations_KPR  # whose addresses the header has; another thread may need longer tables meanwhile
         return buffers
 
     def _reserve_buffers(self, rows: int) -> "_Buffers":
@@ -292,7 +293,7 @@ class _Lines:
         return begin + start - consecutive, consecutive, branch, len(seen_path)
 
     def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple["array[int]", "array[int]"]:
-        """Return the numbers, and the header with their addresses. Keep both during the pass."""
+        """Return the numbers, and the header with their addresses. Keep both, and the tables, during the pass."""
         lines = [
             self._positions,
             self._slots,

@@ -198,15 +198,16 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         """Return, per way to rotate and for at least that many positions, cosines and then sines (K, P, R). The first
         is for layers that attend to all, the last for those with windows; often they are one.
         """
-        if self._rotations_KPR.shape[1] < longest:
+        known_KPR = self._rotations_KPR
+        if known_KPR.shape[1] < longest:
             positions, probe = torch.arange(longest)[None], torch.zeros(1)
             tables = []
             for kind in find_rotary_kinds(self.model):
                 cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions, *([kind] if kind else []))
                 half = cos_1PE.shape[2] // 2
                 tables.append(torch.cat([cos_1PE[0, :, :half], sin_1PE[0, :, :half]], dim=1))
-            self._rotations_KPR = torch.stack(tables).float().contiguous()
-        return self._rotations_KPR
+            self._rotations_KPR = known_KPR = torch.stack(tables).float().contiguous()
+        return known_KPR  # not another thread's, which may be shorter
 
     @override
     def _make_layer(self, layer: Any) -> CompiledLayer:  # type: ignore[override] # see `layers`

@@ -70,6 +70,7 @@ class _WeightChanges:
     """How often trained weights were replaced; of all instances that share them."""
 
     count: int = 0
+    trained: bool = False  # whether they may differ from those as loaded
 
 
 class LanguageModel:
@@ -123,6 +124,7 @@ class LanguageModel:
     def _pack(self) -> PackedLlamaWeights:
         if self._packed_weights is None:
             self._packed_weights = pack_weights(self.model, self.weights, batch_invariant=self.batch_invariant)
+            self._packed_weights.trained = self._changes.trained
         return self._packed_weights
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
@@ -290,7 +292,7 @@ class LanguageModel:
         """
         for current, new in zip(self.trained_weights, weights, strict=True):
             current.copy_(new)
-        self._changes.count += 1
+        self._changes.count, self._changes.trained = self._changes.count + 1, trained
         if self._packed_weights:
             self._packed_weights.trained = trained
         self.forward_pass.refresh(layers=not self.trains_output)
@@ -337,6 +339,7 @@ class LanguageModel:
         if not isinstance(weights, CompiledLlamaWeights) or weights.logit_cap or weights.logit_factor != 1:
             return None
         some = weights.make_output_layer(torch.tensor([0]))
+        weights.compile(some)  # here, not on the thread that reads
         return partial(CompiledLlamaForward(weights).read_states, output=some)
 
     def read(self, ids_BT: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from pipeline.assembly.models import load_drafter
 from pipeline.config.settings import Config
 from stages.engine.checkpoints import mapped_checkpoint
 from stages.engine.compiled import packing
+from stages.engine.compiled.program import CompiledSteps
 from stages.engine.forward_pass.forward import record_hidden
 from stages.engine.forward_pass.proof import read_at_once, read_texts
 from stages.engine.models.language_model import LanguageModel, fingerprint, load_model, read_trained_weights
@@ -289,6 +290,24 @@ def test_a_model_of_the_hub_stays_in_its_files(tmp_path: Path, monkeypatch: pyte
     model = load_model("owner/name", "float32", "cpu", "auto")
     assert is_mapped(model.model)
     assert fingerprint(model) == fingerprint(load_model(str(cached / "snapshots" / "abc"), "float32", "cpu", "auto"))
+
+
+def test_a_pass_keeps_its_rotations_while_another_thread_needs_longer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model, text = load_model(str(write_case("biases", tmp_path)), "float32", "cpu", "auto"), list(range(40, 60))
+    expected, weights, run = read_in_steps(model, text), model.forward_pass.weights, CompiledSteps.run
+
+    def run_late(steps: CompiledSteps, *arguments: Any) -> None:
+        tables = weights.rotation_tables(1)
+        weights.rotation_tables(tables.shape[1] + 16)
+        del tables
+        garbage = [torch.full((length, 32), float("nan")) for length in range(1, 500)]
+        run(steps, *arguments)
+        del garbage
+
+    monkeypatch.setattr(CompiledSteps, "run", run_late)
+    assert torch.equal(read_in_steps(model, text), expected)
 
 
 @pytest.mark.parametrize("name", ["biases", "F16", "gemma2", "granite"])
