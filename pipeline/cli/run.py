@@ -225,6 +225,8 @@ def _resume(run: Path, overrides: Mapping[str, object], workers: Workers, show: 
 
 
 def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, show: Show, *, resume: bool) -> None:
+    from store.query.log_reader import LogReader
+    from store.query.probe_gain import describe_newest
     from store.query.summary import ANSWERS
 
     with status("loading models", is_long=True), pause_collection():
@@ -260,6 +262,9 @@ def _run(config: Config, run_folder: Path, mirror: "Mirror", workers: Workers, s
         raise typer.Exit(130)
     if not summary["totals"]["prompts"]:
         raise RunError(f"at least one prompt must be completed, but none was; {mirror.name}/rejected.jsonl has reasons")
+    with LogReader([run_folder]) as log:
+        for sentence in describe_newest(log):
+            LOG.info("%s", sentence)
     commands = list_next_commands(config, mirror.name, len(summary["totals"]["versions"]))
     LOG.info("look at it with:\n  %s", "\n  ".join(commands), extra={"commands": commands})
 

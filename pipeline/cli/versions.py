@@ -118,7 +118,8 @@ def show(
         if as_json:
             print(json.dumps(asdict(details), default=str, indent=2))
         else:
-            _print_details(details)
+            parent = details.summary.parent
+            _print_details(details, None if parent is None else _label(uri, name, parent))
             _print_usage(f"{name}/{details.summary.number}", mlflow_uri, runs)
         return
     found = list_versions(uri, name)
@@ -372,18 +373,18 @@ def _row(version: "RegisteredVersion") -> list[str]:
         probe += f" ({low:.3f} to {high:.3f})"
     when = f"{version.created_at:%Y-%m-%d %H:%M} UTC, {version.reason}"
     when += "" if version.parent is None else f" at prompt {version.offset}"
-    values = (version.label, aliases, probe, when, version.changes, f"#{version.number}")
+    values = (version.label, aliases, probe, when, version.changes, version.number)
     return [to_printable(value) for value in values]
 
 
-def _print_details(details: "VersionDetails") -> None:
-    """The version in a sentence, then what its files, metrics and settings are."""
+def _print_details(details: "VersionDetails", parent: str | None) -> None:
+    """The version in a sentence, then what its files, metrics and settings are. `parent`: what its parent is called."""
     one, manifest = details.summary, details.manifest
     print(to_printable(f"{one.label}, {one.reason} at prompt {manifest['offset']}: {one.changes}"))
     plain = {
         "aliases": ", ".join(one.aliases),
         "number in MLflow": one.number,
-        "number of its parent": one.parent,
+        "parent": parent,
         "prompts since its parent": details.tags.get("prompts"),
         "datasets": details.tags.get("datasets"),
         **{key: manifest[key] for key in ("target", "drafter", "drift", "created_at", "pair", "digest")},

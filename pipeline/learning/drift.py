@@ -25,7 +25,7 @@ GRACE = 10  # prompts before the first possible alarm: fewer say nothing of what
 COOLDOWN = 20  # prompts after a response in which drift is only logged: it has not had its effect yet
 RESPONSES = {  # by what an event calls them
     "reset": "the acceptance head is reset",
-    "recall": "the acceptance head is reset, and earlier versions are compared",
+    "recall": "the acceptance head is reset, and versions are compared if the drafter has changed",
     "cooldown": "no response so soon after the last one",
     "none": "no response",
 }

@@ -166,7 +166,8 @@ def _to_line(value: Any) -> str:
         return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:.4f}"
     if isinstance(value, list):
         return f"[{', '.join(map(_to_line, value))}]"
-    return to_printable(value if isinstance(value, str) else str(to_json_value(value)))
+    text = to_printable(value if isinstance(value, str) else str(to_json_value(value)))
+    return text if text == text.strip() else f"“{text}”"  # a token may be a space
 
 
 def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:

@@ -173,10 +173,11 @@ def rollback(uri: str, name: str) -> tuple[int | None, int]:
         earlier = _still_there(former, versions, champion)
         if not earlier:
             store = "" if uri == default_uri(Path("runs")) else f" --mlflow-uri {shlex.quote(uri)}"
-            present = "it has no champion and has" if champion is None else f"version {champion} has"
+            label = next((version.label for version in versions if version.number == champion), "")
+            present = f"{label} has" if label else "it has no champion and has"
             raise ModelError(
                 f"a former champion of {name!r} must exist to go back to, but {present} had none that is"
-                f" still there; choose one with `omnidraft versions promote N --name {shlex.quote(name)}{store}`"
+                f" still there; choose one with `omnidraft versions promote VERSION --name {shlex.quote(name)}{store}`"
             )
         _remember(client, name, earlier)  # without what a killed process left
         client.set_registered_model_alias(name, CHAMPION, str(earlier[-1]))

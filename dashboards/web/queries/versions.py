@@ -1,7 +1,6 @@
 """Published versions: what the probe measured of each, what it reached in service, and which one is better."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -9,16 +8,10 @@ from typing import Any
 from dashboards.web.queries.tables import acceptance_of, read_statement, rows
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
-from store.query.rates import Estimate, estimate_difference, estimate_ratio
+from store.query.probe_gain import describe_gain, estimate_gain, estimate_rates
 from store.registry.version_folder import describe_changes, read_manifest
 
 MOST_VERSIONS = 1000  # versions of a run, the newest ones
-# Rates on the probe: each is the ratio of two columns, summed over prompts.
-_RATES = {
-    "greedy": ("probe_greedy", "probe_tokens"),
-    "sampled": ("probe_sampled", "probe_tokens"),
-    "forwards": ("probe_tokens", "probe_forwards"),
-}
 # Counters of a manifest by the columns of the log.
 _COUNTERS = {
     "drafter": "drafter_version",
@@ -50,8 +43,8 @@ def read_versions(log: LogReader, folders: Mapping[str, Path] = MappingProxyType
         {
             **{name: value for name, value in row.items() if not name.startswith("probe_")},
             **_summarize_service(served.get(_key_of(row))),
-            "probe": _estimate_rates(row),
-            "gain": _estimate_gain(baselines.get(_line_of(row)), row),
+            "probe": estimate_rates(row),
+            "gain": estimate_gain(baselines.get(_line_of(row)), row),
         }
         for row in published
     ]
@@ -74,24 +67,6 @@ def _summarize_service(served: Mapping[str, Any] | None) -> dict[str, Any]:
     counts = {name: served[name] if served else 0 for name in _COUNTS}
     efficiency = counts["emitted"] / counts["blocks"] if counts["blocks"] else None
     return {**counts, **acceptance_of(counts), "efficiency": efficiency}
-
-
-def _estimate_rates(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not row["probe_tokens"]:
-        return None
-    found = {name: estimate_ratio(row[part], row[whole] or ()) for name, (part, whole) in _RATES.items()}
-    return {name: asdict(one) if one else None for name, one in found.items()}
-
-
-def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a version gained over the baseline; None if they were not measured on the same texts of the target."""
-    if not baseline or not row["probe_tokens"] or baseline["probe_tokens"] != row["probe_tokens"]:
-        return None
-    found = {
-        name: estimate_difference(baseline[part], baseline[whole] or (), row[part], row[whole] or ())
-        for name, (part, whole) in _RATES.items()
-    }
-    return {name: asdict(one) if one else None for name, one in found.items()}
 
 
 def _judge_lines(versions: Sequence[Mapping[str, Any]], folders: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
@@ -134,30 +109,17 @@ def _compare(first: Mapping[str, Any], newest: Mapping[str, Any], best: Mapping[
         return [f"Version {newest['version']} is the drafter as it was loaded; there is no later one yet."]
     if best is None:
         return ["The probe did not measure these versions, so they cannot be compared on the same prompts."]
-    sentences = [f"Version {newest['version']}, the newest, {_describe_gain(newest)}"] if newest["gain"] else []
+    sentences = (
+        [f"Version {newest['version']}, the newest, {describe_gain(newest['gain'], newest['probe'])}"]
+        if newest["gain"]
+        else []
+    )
     sentences += [f"Since the baseline: {_describe_changes(first, newest)}."] if first["parent"] is None else []
     if best["version"] == newest["version"]:
         return sentences
     if best["parent"] is None:
         return [*sentences, "No version is better on the probe than the baseline."]
-    return [*sentences, f"The best on the probe is version {best['version']}: it {_describe_gain(best)}"]
-
-
-def _describe_gain(version: Mapping[str, Any]) -> str:
-    """Whether a version is better than the baseline, and by how much, on the probe."""
-    gain, probe = version["gain"], version["probe"]
-    greedy = Estimate(**gain["greedy"])
-    word = (
-        "is better than" if greedy.low > 0 else "is worse than" if greedy.high < 0 else "is not clearly different from"
-    )
-    rates = [f"{_format_difference(gain['greedy'], 100, 1)} points of acceptance ({probe['greedy']['value']:.1%})"]
-    if gain["forwards"]:
-        more = _format_difference(gain["forwards"], 1, 2)
-        rates += [f"{more} tokens per target forward ({probe['forwards']['value']:.2f})"]
-    return f"{word} the baseline on the probe: {', '.join(rates)}."
-
-
-def _format_difference(estimate: Mapping[str, float], scale: int, digits: int) -> str:
-    """A difference with its interval, such as `+23.8 (+19.1 to +28.5)`."""
-    value, low, high = (f"{scale * estimate[name]:+.{digits}f}" for name in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
+    return [
+        *sentences,
+        f"The best on the probe is version {best['version']}: it {describe_gain(best['gain'], best['probe'])}",
+    ]

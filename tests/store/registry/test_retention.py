@@ -59,7 +59,7 @@ def test_rollback_returns_to_former_champions_in_turn(uri: str, shared: str):
     assert rollback(uri, shared) == (3, 4)
     assert rollback(uri, shared) == (4, 2)
     assert champion(uri, shared) == [2]
-    with pytest.raises(ModelError, match="version 2 has had none"):
+    with pytest.raises(ModelError, match="run-a/1 has had none"):
         rollback(uri, shared)
 
 
@@ -69,7 +69,8 @@ def test_a_champion_must_exist(uri: str, shared: str):
         promote(uri, shared, 9)
     connect(uri).delete_registered_model_tag(shared, "former_champions")
     with pytest.raises(
-        ModelError, match=f"it has no champion.* `omnidraft versions promote N --name {shared} --mlflow-uri {uri}`"
+        ModelError,
+        match=f"it has no champion.* `omnidraft versions promote VERSION --name {shared} --mlflow-uri {uri}`",
     ):
         rollback(uri, shared)
     with pytest.raises(ModelError, match="has none"):
@@ -102,7 +103,7 @@ def test_a_process_that_is_killed_between_two_writes_leaves_no_trace(uri, model,
         assert champion(uri, model) == [left]
     promote(uri, model, 4)
     assert rollback(uri, model) == (4, 2)
-    with pytest.raises(ModelError, match="version 2 has had none"):
+    with pytest.raises(ModelError, match="run-a/1 has had none"):
         rollback(uri, model)
 
 
