@@ -72,6 +72,7 @@ _DRAFTER_HELP = (
     "builtin:drafter-1.6m]"
 )
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
+_NO_LEARN_HELP = "Freeze the drafter and the head; the memory and the n-grams learn on."
 _RESUME_HELP = (
     "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings; "
     "'last' is the newest one below --runs."
@@ -136,7 +137,7 @@ def replay(
     max_draft: Annotated[int | None, option("draft.max_draft")] = None,
     draft_sources: DraftSources = None,
     batch: Annotated[int | None, option("batch")] = None,
-    no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", "Freeze the drafter and the head.")] = False,
+    no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", _NO_LEARN_HELP)] = False,
     no_publish: NoPublish = False,
     seed: Seed = None,
     device: Device = None,

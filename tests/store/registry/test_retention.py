@@ -59,7 +59,7 @@ def test_rollback_returns_to_former_champions_in_turn(uri: str, shared: str):
     assert rollback(uri, shared) == (3, 4)
     assert rollback(uri, shared) == (4, 2)
     assert champion(uri, shared) == [2]
-    with pytest.raises(ModelError, match="run-a/1 has had none"):
+    with pytest.raises(ModelError, match="run-s/1 has had none"):
         rollback(uri, shared)
 
 
