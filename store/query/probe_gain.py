@@ -60,13 +60,18 @@ def describe_gain(gain: Mapping[str, Any], rates: Mapping[str, Any]) -> str:
 
 
 def describe_newest(log: LogReader) -> Iterator[str]:
-    """Say of the newest version for each target whether it is better than the baseline, where the probe tells."""
+    """Say of the newest version for each target whether it is better than the baseline, where the probe tells and the
+    drafters differ.
+    """
     baselines: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in log.select(_NEWEST).to_pylist():
         line = row["run"], row["target"]
         if row["parent"] is None:
             baselines[line] = row
-        gain, rates = estimate_gain(baselines.get(line), row), estimate_rates(row)
+        baseline = baselines.get(line)
+        if baseline and baseline["drafter_digest"] == row["drafter_digest"] != "":  # the baseline itself, too
+            continue
+        gain, rates = estimate_gain(baseline, row), estimate_rates(row)
         if row["parent"] is not None and gain and rates and gain["greedy"]:
             yield f"Version {row['version']}, the newest, {describe_gain(gain, rates)}"
 

@@ -14,7 +14,8 @@ def version(number: int, greedy: list[int] | None, parent: int | None = 0, targe
     count = len(greedy or [])
     probe = {"probe_greedy": greedy or [], "probe_sampled": greedy or [], "probe_tokens": TOKENS[:count]}
     probe["probe_forwards"] = FORWARDS[:count]
-    return {"run": "a", "target": target, "version": number, "parent": parent, **probe}
+    digest = f"digest {number}"
+    return {"run": "a", "target": target, "version": number, "parent": parent, "drafter_digest": digest, **probe}
 
 
 def describe(*rows: dict[str, Any]) -> list[str]:
@@ -39,4 +40,6 @@ def test_nothing_is_said_without_a_probe_or_a_later_version():
     assert describe(version(0, [2] * 8, None)) == []
     assert describe(version(0, [2, 2], None), version(1, [8, 8])) == [], "of two prompts nothing is sure"
     assert describe(version(0, None, None), version(1, None)) == []
+    same = {**version(4, [8, 7] * 4), "drafter_digest": "digest 0"}
+    assert describe(version(0, [2] * 8, None), same) == [], "equal drafters"
     assert describe(version(0, [2] * 8, None, "other"), version(1, [3] * 8)) == []
