@@ -12,6 +12,7 @@ with replacement, both sides' numbers of a prompt together, because tokens withi
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -178,9 +179,13 @@ def make_comparison_config(
 
 
 def read_prompts(config: Config, probe: str | None) -> list[PromptReceived]:
-    """Read the prompts of a source, up to `source.limit`, or the fixed probe's; skip rows that are no prompts."""
+    """Read the prompts of a source, up to `source.limit`, or the fixed probe's; skip rows that are no prompts.
+
+    The probe's kinds take turns: a comparison may end early, and must not have seen docs alone.
+    """
     if probe is None:
-        return probe_prompts()[: config.source.limit]
+        kinds = [list(own) for _, own in groupby(probe_prompts(), key=lambda one: one.dataset)]
+        return list(chain(*zip(*kinds, strict=True)))[: config.source.limit]
     source = open_source(probe, config.source, seed=config.seed)
     found = [event for event in source.read(0) if isinstance(event, PromptReceived)]
     if not found:

@@ -217,7 +217,9 @@ def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Si
 
 
 def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):
-    assert read_prompts(Config(), None) == probe_prompts()
+    prompts = read_prompts(Config(), None)
+    assert sorted(prompts, key=lambda one: one.offset) == probe_prompts()
+    assert len({one.dataset for one in prompts[:3]}) == 3, "a comparison that ends early has seen every kind"
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), None)) == 4
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), str(tiny_pair.sums))) == 4
 
