@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own, which answers rounds of prompts: JSON lines in, JSON lines out.
 
-The first line is an `EngineSpec`; the answer is an empty object once the engine is ready. Each line after it is a
-`RoundRequest` and its answer a `RoundResult`. The process ends with its input.
+The first line is an `EngineSpec`; the answer, once the engine is ready, says whether vLLM took its second model runner.
+Each line after it is a `RoundRequest` and its answer a `RoundResult`. The process ends with its input.
 
 Run by `python -m benchmarks.vllm.engine` in an environment with vLLM.
 """
@@ -65,13 +65,14 @@ class RoundResult:
 
 
 class _ProposerClock:
-    """Measures vLLM's method that proposes drafts, whatever the method of drafting."""
+    """Measures what proposes drafts in one of vLLM's model runners, whatever the method of drafting."""
 
-    def __init__(self) -> None:
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
+    def __init__(self, runner: Any) -> None:
         self.processor = self.passed = 0.0
-        propose = GPUModelRunner.propose_draft_token_ids
+        speculator = getattr(runner, "speculator", None)  # of the second runner, if anything drafts
+        holder, name = (speculator, "propose") if speculator else (runner, "propose_draft_token_ids")
+        if (propose := getattr(holder, name, None)) is None:
+            return
 
         def propose_and_measure(*given: Any, **named: Any) -> Any:
             begin, began = thread_time(), perf_counter()
@@ -81,16 +82,19 @@ class _ProposerClock:
                 self.processor += thread_time() - begin
                 self.passed += perf_counter() - began
 
-        GPUModelRunner.propose_draft_token_ids = propose_and_measure
+        setattr(holder, name, propose_and_measure)
 
 
 class _Engine:
     def __init__(self, spec: EngineSpec) -> None:
         from vllm import LLM
 
-        self._clock = _ProposerClock()
         options = {"max_num_seqs": spec.batch, "disable_log_stats": False, **spec.options}
         self._llm = LLM(spec.model, speculative_config=spec.speculative, **options)
+        core: Any = self._llm.llm_engine.engine_core
+        runner = core.engine_core.model_executor.driver_worker.worker.model_runner
+        self.second_runner = hasattr(runner, "speculator")
+        self._clock = _ProposerClock(runner)
         self._completed = 0  # rounds
 
     def complete(self, request: RoundRequest) -> RoundResult:
@@ -150,7 +154,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     engine = _Engine(EngineSpec(**json.loads(sys.stdin.readline())))
-    answers.write("{}\n")
+    answers.write(json.dumps({"second_runner": engine.second_runner}) + "\n")
     answers.flush()
     for line in sys.stdin:
         answers.write(json.dumps(asdict(engine.complete(RoundRequest(**json.loads(line))))) + "\n")

@@ -54,13 +54,13 @@ class EngineWorker:
         """Id of the engine's process."""
         return self._process.pid
 
-    def wait_until_ready(self) -> None:
-        """Wait for the engine.
+    def wait_until_ready(self) -> bool:
+        """Wait for the engine. Returns whether vLLM took its second model runner.
 
         Raises:
             UsageError: it does not start.
         """
-        self._receive()
+        return bool(self._receive()["second_runner"])
 
     def complete(self, request: RoundRequest) -> RoundResult:
         """Complete a round.

@@ -103,7 +103,7 @@ class EngineDrafter:
         """
         recognised, departed = self._table.recognise(rows, waiting)
         self._finish(departed)
-        self._finish_block(recognised, top)
+        self._finish_block(recognised, self._divide(rows, recognised, top))
         if not drafts:
             self._table.pause()
         drafting = len(self.runner) - self._table.paused
@@ -122,9 +122,12 @@ class EngineDrafter:
         for one in departed:
             self._take(self.runner.finish_early(one.sequence.offset, one.finish))
 
-    def _finish_block(self, recognised: Sequence[Recognised | None], top: TopDistributions | None) -> None:
-        """Give the runner what became of its drafts. A new row has no draft, but the pass emitted its first token."""
-        of_rows = self._divide(recognised, top)
+    def _finish_block(
+        self, recognised: Sequence[Recognised | None], of_rows: Sequence[TopDistributions | None]
+    ) -> None:
+        """Give the runner what became of its drafts, and the distributions of each row. A new row has no draft, but the
+        pass emitted its first token.
+        """
         proposals = list(self._block.proposals) if self._block else []
         present = [(one, lines) for one, lines in zip(recognised, of_rows, strict=True) if one]
         for one, lines in present:
@@ -143,10 +146,13 @@ class EngineDrafter:
                 self._table.forget(one.sequence)
 
     def _divide(
-        self, recognised: Sequence[Recognised | None], top: TopDistributions | None
+        self, rows: Sequence[EngineRow], recognised: Sequence[Recognised | None], top: TopDistributions | None
     ) -> list[TopDistributions | None]:
-        """Return the lines of each row; None where they are not known, as when the engine cut a draft."""
-        counts = [1 + len(self._drafts.get(one.sequence, ()) if one else ()) for one in recognised]
+        """Return the lines of each row; None where they are not known, as when the engine cut a draft and does not say
+        so.
+        """
+        drafted = [len(self._drafts.get(one.sequence, ()) if one else ()) for one in recognised]
+        counts = [1 + (own if row.verified is None else row.verified) for row, own in zip(rows, drafted, strict=True)]
         if top is None or len(top) != sum(counts):
             return [None] * len(recognised)
         edges = [0]

@@ -31,6 +31,7 @@ class EngineRow(NamedTuple):
     text_T: Text  # its whole text, prompt included (T,)
     emitted: int  # how many of the last tokens the pass emitted; none while it reads the prompt
     request: RowRequest
+    verified: int | None = None  # how many drafted tokens the pass read; None if not known
 
 
 @dataclass(frozen=True)

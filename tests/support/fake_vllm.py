@@ -17,6 +17,7 @@ import torch
 from typing_extensions import override
 
 from pipeline.vllm_plugin.proposer import RUNNER
+from pipeline.vllm_plugin.speculator import OmnidraftSpeculator
 from stages.engine.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40
@@ -189,6 +190,71 @@ class FakeRunner:
             running[running.index(request)] = last
 
 
+class SecondRunner(FakeRunner):
+    """vLLM's second runner: its speculator is told the schedule, and reads texts where the runner keeps them.
+
+    Args:
+        config: as of `fake_config`.
+        drafts: whether there is a speculator.
+        options: as of `FakeRunner`.
+    """
+
+    def __init__(self, config: Any, *, drafts: bool = True, **options: Any) -> None:
+        super().__init__(None, longest=config.model_config.max_model_len, **options)
+        slots, longest = 2 * self._rows, config.model_config.max_model_len  # a text may end beyond the longest
+        self.states = SimpleNamespace(
+            total_len=SimpleNamespace(gpu=torch.zeros(slots, dtype=torch.int32)),
+            all_token_ids=SimpleNamespace(gpu=torch.zeros(slots, longest, dtype=torch.int32)),
+        )
+        self.speculator = OmnidraftSpeculator(config, torch.device("cpu"), self.states) if drafts else None
+        self._running: list[_Request] = []
+        self._scheduled: set[str] = set()  # requests of the last pass
+        if self.speculator and self._module:
+            self.speculator.load_model(self._module)
+
+    @override
+    def _enter(self, running: list[_Request], most: int) -> None:
+        super()._enter(running, most)
+        self._running, names = running, self.input_batch.req_ids
+        new = [
+            SimpleNamespace(
+                req_id=name,
+                prompt_token_ids=request.prompt,
+                prefill_token_ids=list(request.text),
+                sampling_params=self.requests[name].sampling_params,
+            )
+            for name, request in zip(names, running, strict=True)
+            if name not in self._scheduled
+        ]
+        finished = {name for name in self._scheduled if name not in self.requests}
+        self._scheduled = set(names)
+        if self.speculator:
+            self.speculator.receive_schedule(SimpleNamespace(finished_req_ids=finished, scheduled_new_reqs=new))
+
+    @override
+    def propose_draft_token_ids(self, sampled: list[list[int]]) -> list[list[int]]:
+        """Draft as vLLM's second runner does, whose rows are in other places than the requests."""
+        rows = len(sampled)
+        if self.speculator is None:
+            return [[] for _ in sampled]
+        places = torch.arange(rows).flip(0) + self._rows
+        for row, place in enumerate(places.tolist()):
+            self.states.total_len.gpu[place] = int(self._lengths_R[row])
+            self.states.all_token_ids.gpu[place] = torch.from_numpy(self._tokens_RM[row])
+        drafted = np.array([len(request.draft) for request in self._running], np.int32)
+        batch = SimpleNamespace(
+            num_reqs=rows,
+            req_ids=list(self.input_batch.req_ids),
+            idx_mapping=places,
+            num_draft_tokens_per_req=drafted if drafted.any() else None,
+        )
+        counts = torch.tensor([len(tokens) for tokens in sampled], dtype=torch.int32)
+        found = self.speculator.propose(batch, {}, {}, None, None, counts, counts, num_speculative_tokens=None)
+        told = SimpleNamespace(req_ids=batch.req_ids, draft_token_ids=found.tolist())
+        drafts: list[list[int]] = self.speculator.trim(told).draft_token_ids
+        return drafts
+
+
 class ModelRunner(FakeRunner):
     """A runner whose target is a real model, greedy.
 
@@ -237,9 +303,10 @@ def fake_config(
             data_parallel_rank=0,  # as of dense models
             data_parallel_index=replica,
             data_parallel_rank_local=None,
+            pipeline_parallel_size=1,
         ),
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
-        scheduler_config=SimpleNamespace(max_num_seqs=16),
+        scheduler_config=SimpleNamespace(max_num_seqs=16, async_scheduling=False),
         model_config=SimpleNamespace(
             model=model,
             get_vocab_size=lambda: size,

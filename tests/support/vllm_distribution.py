@@ -12,6 +12,10 @@ weight, and the grid is such that counts over it are the exact probabilities:
 
 Where Triton is installed, vLLM's Triton kernels run in Triton's interpreter, else vLLM's replacements for the CPU.
 
+With the argument `second`, the sampler is that of vLLM's second model runner, whose kernels make their random numbers
+themselves, of a request's seed and a position: every seed below `SEEDS` has a row, and the error is that of a share of
+so many rows, in standard errors.
+
 Output: JSON with `kernels`, `error` (the greatest difference of a probability), and `drafts`, those that were judged.
 """
 
@@ -49,7 +53,7 @@ Distribution = dict[tuple[int, ...], Fraction]
 def draft_after(prompt: Sequence[int], *emitted: int) -> list[int]:
     """The draft of a plugin with a history, after a prompt and tokens that were emitted one per pass."""
     from pipeline.vllm_plugin.engine import EngineFacts
-    from pipeline.vllm_plugin.proposer import build_engine
+    from pipeline.vllm_plugin.host import build_engine
     from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
     from pipeline.vllm_plugin.settings import PluginSettings
 
@@ -130,6 +134,57 @@ def sample(
     return found
 
 
+SEEDS = 512
+
+
+def sample_by_seeds(last: int, draft: Sequence[int]) -> Counter[tuple[int, ...]]:
+    """What the second runner's sampler emits after a token, by a draft and each seed."""
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
+
+    lines, places = len(draft) + 1, torch.arange(SEEDS)
+    of_lines = places.repeat_interleave(lines).int()
+    logits = torch.log(torch.tensor([CHAIN[context] for context in (last, *draft)]) / PARTS)
+    emitted, counts = rejection_sample(
+        logits.repeat(SEEDS, 1),
+        None,  # as for every speculator without `draft_logits`
+        torch.tensor([last, *draft]).repeat(SEEDS),
+        torch.arange(0, SEEDS * lines + 1, lines, dtype=torch.int32),
+        torch.arange(lines).repeat(SEEDS),
+        places.int(),
+        of_lines,
+        torch.arange(lines, dtype=torch.int32).repeat(SEEDS),
+        torch.ones(SEEDS),
+        places,
+        len(draft),
+    )
+    rows = zip(emitted.tolist(), counts.tolist(), strict=True)
+    return Counter(tuple(tokens[:count]) for tokens, count in rows)
+
+
+def measure_second_runner() -> dict[str, Any]:
+    """The greatest difference of a share of first pairs of tokens from the target's probability."""
+    drafts = [draft for prompt in PROMPTS if (draft := draft_after(prompt))]
+    worst = 0.0
+    for prompt in PROMPTS:
+        if not (draft := draft_after(prompt)):
+            continue
+        found: Counter[tuple[int, ...]] = Counter()
+        for emitted, count in sample_by_seeds(prompt[-1], draft).items():
+            found[emitted[:2]] += count
+        pairs = [key for key in found if len(key) == 2]
+        assert pairs, "the first drafted token is accepted in some row"
+        for first in range(len(CHAIN)):
+            chance = CHAIN[prompt[-1]][first] / PARTS
+            share = sum(count for key, count in found.items() if key[0] == first) / SEEDS
+            worst = max(worst, abs(share - chance) / (chance * (1 - chance) / SEEDS) ** 0.5)
+        begun = sum(found[key] for key in pairs)
+        for second in range(len(CHAIN)):
+            chance = CHAIN[draft[0]][second] / PARTS
+            share = sum(found[key] for key in pairs if key[1] == second) / begun
+            worst = max(worst, abs(share - chance) / (chance * (1 - chance) / begun) ** 0.5)
+    return {"kernels": "triton", "error": worst, "drafts": drafts}
+
+
 def run_in_interpreter(sampler: Any) -> None:
     """Let the sampler launch its Triton kernels in Triton's interpreter."""
     source = inspect.getsource(sampler)
@@ -167,6 +222,9 @@ def make_launcher(name: str, kernel: Any) -> Any:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["second"]:
+        sys.stdout.write(f"\n{json.dumps(measure_second_runner())}\n")
+        return
     interpreted = importlib.util.find_spec("triton") is not None
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"

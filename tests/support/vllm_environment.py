@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -43,10 +44,10 @@ def find_interpreter(*, install: bool) -> Path:
     return python
 
 
-def variables_of(python: Path) -> dict[str, str]:
-    """Variables of the environment for a process with vLLM, on one thread."""
+def variables_of(python: Path, *paths: Path) -> dict[str, str]:
+    """Variables of the environment for a process with vLLM, on one thread. `paths`: searched first for modules."""
     return os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])),
         "LD_PRELOAD": ":".join(map(str, python.parent.parent.glob("lib/libiomp5.so"))),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -57,6 +58,26 @@ def variables_of(python: Path) -> dict[str, str]:
     }
 
 
+def prepare_second_runner(folder: Path) -> tuple[Path, Path]:
+    """Write omnidraft's entry points to a folder, as if it was installed. Returns the paths for `variables_of` with
+    which vLLM takes its second runner.
+    """
+    installed = folder / "omnidraft-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: omnidraft\nVersion: 0\n", encoding="utf-8")
+    lines = [
+        line
+        for group, entries in read_project()["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in entries.items()))
+    ]
+    (installed / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    return ROOT / "tests" / "support" / "second_runner", folder
+
+
 def read_dependencies() -> list[str]:
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    return [str(one) for one in found]
+    return [str(one) for one in read_project()["dependencies"]]
+
+
+def read_project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found

@@ -6,12 +6,13 @@ The environment of vLLM is that of `vllm_environment.py`. Requests arrive while 
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import ROOT
-from vllm_environment import find_interpreter, variables_of
+from vllm_environment import find_interpreter, prepare_second_runner, variables_of
 
 from benchmarks.vllm.arms import PROPOSER
 from benchmarks.vllm.engine import EngineSpec, RoundRequest, RoundResult
@@ -21,6 +22,7 @@ from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
 PROMPTS, TOKENS, DRAFTS = 100, 32, 6
+FEWER = 25  # prompts of the second runner, whose kernels are interpreted: all 100 take it five minutes
 STEPS_BETWEEN = 2  # arrivals
 MODEL = ROOT / "pipeline" / "models" / "target-7m"
 OPTIONS = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 512, "enforce_eager": True}
@@ -43,8 +45,9 @@ def prompts() -> list[list[int]]:
 class Vllm:
     """Engines of this environment that complete the prompts."""
 
-    def __init__(self, python: Path, prompts: list[list[int]], folder: Path) -> None:
-        self._python, self._prompts, self._folder = python, prompts, folder
+    def __init__(self, python: Path, prompts: list[list[int]], folder: Path, paths: Sequence[Path] = ()) -> None:
+        self._python, self._folder, self._paths = python, folder, paths
+        self.prompts = prompts[:FEWER] if paths else prompts
 
     def start(self, batch: int, drafts: bool, options: Options, **chosen: str) -> EngineWorker:
         settings = {"pass_costs": "[[1, 1.0], [200, 2.0]]"} | chosen
@@ -52,20 +55,28 @@ class Vllm:
         speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": DRAFTS}
         spec = EngineSpec(str(MODEL), batch, speculative if drafts else None, OPTIONS | options)
         messages = self._folder / f"messages-{batch}-{drafts}"
-        return EngineWorker(spec, variables_of(self._python) | named, messages, str(self._python))
+        return EngineWorker(spec, variables_of(self._python, *self._paths) | named, messages, str(self._python))
 
     def complete(self, batch: int, *, drafts: bool, options: Options | None = None, **chosen: str) -> RoundResult:
         with self.start(batch, drafts, options or {}, **chosen) as worker:
-            worker.wait_until_ready()
+            assert worker.wait_until_ready() == bool(self._paths), "the model runner that was chosen"
             return worker.complete(self.make_round())
 
     def make_round(self, count: int = PROMPTS) -> RoundRequest:
-        return RoundRequest(self._prompts[:count], TOKENS, arrivals=[STEPS_BETWEEN * place for place in range(count)])
+        prompts = self.prompts[:count]
+        return RoundRequest(prompts, TOKENS, arrivals=[STEPS_BETWEEN * place for place in range(len(prompts))])
 
 
-@pytest.fixture
-def vllm(interpreter: Path, prompts: list[list[int]], tmp_path: Path) -> Vllm:
-    return Vllm(interpreter, prompts, tmp_path)
+@pytest.fixture(params=["first runner", "second runner"])
+def vllm(request: pytest.FixtureRequest, interpreter: Path, prompts: list[list[int]], tmp_path: Path) -> Vllm:
+    """Engines with one of vLLM's model runners. Without a backend of Triton for processors, vLLM takes the first."""
+    paths = prepare_second_runner(make_folder(tmp_path)) if request.param == "second runner" else ()
+    return Vllm(interpreter, prompts, tmp_path, paths)
+
+
+def make_folder(place: Path) -> Path:
+    (place / "installed").mkdir()
+    return place / "installed"
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -73,9 +84,8 @@ def test_greedy_text_is_that_of_vllm_alone_while_a_model_learns(vllm: Vllm, batc
     plain = vllm.complete(batch, drafts=False)
     chosen = {"run": str(tmp_path / "run"), "sources": '["own", "memory", "model"]', "drafter": "builtin:drafter-1.6m"}
     ours = vllm.complete(batch, drafts=True, learn="true", **chosen)
-    differing = [place for place in range(PROMPTS) if plain.texts[place] != ours.texts[place]]
-    assert differing == []
-    assert ours.emitted > PROMPTS * TOKENS / 2
+    assert [place for place, text in enumerate(plain.texts) if text != ours.texts[place]] == []
+    assert ours.emitted > len(vllm.prompts) * TOKENS / 2
     assert ours.emitted / ours.passes > 1.3, "tokens per pass"
     assert plain.emitted == plain.passes
     check_log(tmp_path / "run", ours)
@@ -100,9 +110,9 @@ def test_texts_are_equal_after_preemption_and_requests_stay_what_they_are(vllm: 
     ours = vllm.complete(8, drafts=True, options=little, run=str(tmp_path / "run"))
     assert ours.texts == plain.texts
     logged = read_texts(tmp_path / "run")
-    assert len(logged) == PROMPTS
+    assert len(logged) == len(vllm.prompts)
     assert sorted(logged.values()) == sorted(ours.texts), "one row per request, whose tokens are those of the client"
-    assert {name.split("-")[1] for name in logged} == {str(number) for number in range(PROMPTS)}, "ids of the client"
+    assert {name.split("-")[1] for name in logged} == set(map(str, range(len(vllm.prompts)))), "ids of the client"
 
 
 def read_texts(run: Path) -> dict[str, list[int]]:
@@ -114,6 +124,7 @@ def read_texts(run: Path) -> dict[str, list[int]]:
         return {row["prompt_id"]: row["ids"] for row in log.select(query).to_pylist()}
 
 
+@pytest.mark.parametrize("vllm", ["first runner"], indirect=True)
 def test_a_killed_learner_changes_no_text(vllm: Vllm, tmp_path: Path):
     plain = vllm.complete(4, drafts=False)
     chosen = {"run": str(tmp_path / "run"), "sources": '["own", "memory", "model"]', "drafter": "builtin:drafter-1.6m"}

@@ -7,7 +7,8 @@ import pytest
 from fake_vllm import FakeRunner, FakeTarget, complete, fake_config, phrases, put_vllm
 from test_vllm_run import MOST, PROMPTS
 
-from pipeline.vllm_plugin.proposer import OmnidraftProposer, find_run
+from pipeline.vllm_plugin.host import find_run
+from pipeline.vllm_plugin.proposer import OmnidraftProposer
 from store.query.log_reader import LogReader
 
 
