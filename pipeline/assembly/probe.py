@@ -46,7 +46,7 @@ KEPT = 16  # pieces kept of each distribution
 SHIPPED = MODELS_FOLDER / "probes"  # SmolLM2's examples with `drafter-4m`: without them the default run begins later
 
 # The target's plain greedy text, with its distributions at temperature 1, whatever the run samples.
-_PLAIN: Mapping[str, object] = {
+PLAIN: Mapping[str, object] = {
     "sampling.temperature": 0.0,
     "sampling.top_k": 0,
     "sampling.top_p": 1.0,
@@ -167,7 +167,7 @@ def prompts() -> list[PromptReceived]:
 def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
     """By the production stages on rows of their own; prompts that do not fit are left out."""
     LOG.info("the target completes the %d prompts of the probe, once on this machine", len(PROMPTS))
-    plain = config.with_overrides(_PLAIN)
+    plain = config.with_overrides(PLAIN)
     own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
     teacher = TrieTeacher(models.pair, KEPT)
     stages, prepare = make_drafting(plain, own, teacher=teacher), Admission(plain, own).admit

@@ -281,7 +281,8 @@ def compare(
         from pipeline.config.settings import Config
         from pipeline.versions import compare as comparing
 
-        config = Config().with_overrides({"source.limit": LIMIT} | changed | overrides_of(compare, locals()))
+        usual = {"source.limit": LIMIT} | (comparing.AS_PROBED if probe is None else {})
+        config = Config().with_overrides(usual | changed | overrides_of(compare, locals()))
         prompts = comparing.read_prompts(config, probe)
         config = comparing.make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
         with _progress(len(prompts)) as progress:

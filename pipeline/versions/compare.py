@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pipeline.assembly.admission import Admission
 from pipeline.assembly.models import Models, load_drafter, load_models
+from pipeline.assembly.probe import TOKENS
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.config.settings import Config
 from pipeline.run.rounds import LoopInRounds, first_difference
@@ -46,6 +47,8 @@ FIRST_PROMPTS = 4  # after which progress shows an interval, before there is a v
 EARLY = 0.995  # level of the interval that may end a comparison early
 SAME = 0.02  # a smaller difference of acceptance is none to a user: about 1% of the speed
 PROBE = "probe"  # names the fixed probe in place of a source
+# How the fixed probe's prompts are completed where nothing else is chosen: as by the probe that scores each version.
+AS_PROBED = {"source.chat": False, "sampling.max_new_tokens": TOKENS}
 _TITLES = {
     ACCEPTANCE: "acceptance (accepted / judged)",
     "mean_accepted_length": "accepted tokens per drafted pass",

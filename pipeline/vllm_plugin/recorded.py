@@ -6,7 +6,7 @@ RUN/checkpoint/         the memory, the chances of its candidates, what chooses 
 RUN/versions/           versions of the drafter, if it learns
 RUN/partitions/         the log and the checkpoint of the learner
 
-Each data-parallel replica has a run of its own (`find_run` in proposer.py); the versions of all are in one registry.
+Each data-parallel replica has a run of its own (`find_run` in host.py); the versions of all are in one registry.
 """
 
 from collections.abc import Callable, Iterable

@@ -18,6 +18,7 @@ from tiny_pair import TinyPair
 from typer.testing import CliRunner
 
 from pipeline.assembly.models import load_models
+from pipeline.assembly.probe import PLAIN
 from pipeline.assembly.probe import prompts as probe_prompts
 from pipeline.cli.versions import versions_group
 from pipeline.config.settings import Config
@@ -25,6 +26,7 @@ from pipeline.run.rounds import Round
 from pipeline.versions import compare as comparing
 from pipeline.versions import sides as compare_build
 from pipeline.versions.compare import (
+    AS_PROBED,
     FIRST_PROMPTS,
     MIN_PROMPTS,
     Comparison,
@@ -220,6 +222,7 @@ def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):
     prompts = read_prompts(Config(), None)
     assert sorted(prompts, key=lambda one: one.offset) == probe_prompts()
     assert len({one.dataset for one in prompts[:3]}) == 3, "a comparison that ends early has seen every kind"
+    assert {key: PLAIN[key] for key in AS_PROBED} == AS_PROBED, "texts of which the probe is one have the same figures"
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), None)) == 4
     assert len(read_prompts(Config().with_overrides({"source.limit": 4}), str(tiny_pair.sums))) == 4
 
