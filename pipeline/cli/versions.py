@@ -288,11 +288,17 @@ def compare(
         with _progress(len(prompts)) as progress:
             done = comparing.compare(config, sides, prompts, uri, Path(scratch), progress)
         if json_file != STANDARD_OUTPUT:
-            print(comparing.describe_result(done))
-            print_table(("", *done.sides, "change", "95% interval"), comparing.table_rows(done))
+            _print_comparison(done)
         _write_json(done.to_json(), json_file)
         if not no_publish and None not in done.numbers:
             _record(done, uri, name, (began, time.time()), Path(scratch) / "comparison.json")
+
+
+def _print_comparison(done: "Comparison") -> None:
+    from pipeline.versions.compare import describe_result, table_rows
+
+    print(describe_result(done))
+    print_table(("", *done.sides, "change", "95% interval"), table_rows(done))
 
 
 def _record(done: "Comparison", uri: str, name: str, span: tuple[float, float], file: Path) -> None:

@@ -96,6 +96,13 @@ class PluginEngine:
         if self._reader:
             self._reader.attach(target)
 
+    def begin_pass(self) -> None:
+        """Tell that the next logits are those of a pass, and further ones are not, as those of log probabilities of
+        prompts. Who never says so gets the last ones before a step.
+        """
+        if self._reader:
+            self._reader.begin_pass()
+
     def step(self, rows: Sequence[EngineRow], waiting: Collection[str] = (), *, drafts: bool = True) -> list[list[int]]:
         """Learn from a pass and draft for the next one; as `EngineDrafter.step`."""
         with self._lock:

@@ -29,9 +29,8 @@ class _RequestText:
 
     def __init__(self, prompt: list[int], request: RowRequest, most: int) -> None:
         self.request, self._length = request, len(prompt)
-        self._tokens = np.empty(
-            max(request.longest, len(prompt)) + most + 1, np.int32
-        )  # a pass may emit beyond the end
+        room = max(request.longest, len(prompt)) + most + 1  # a pass may emit tokens beyond the end
+        self._tokens = np.empty(room, np.int32)
         self._tokens[: len(prompt)] = prompt
 
     def extend(self, tokens: list[int], length: int) -> EngineRow:
@@ -91,12 +90,12 @@ class OmnidraftSpeculator(EngineHost):
                 self._texts.pop(name, None)
             for new in scheduled.scheduled_new_reqs:
                 self._texts.pop(new.req_id, None)
-                if (
-                    new.prompt_token_ids is not None and new.sampling_params is not None
-                ):  # else it has no tokens to copy
-                    request = self._read_request(new.req_id, len(new.prompt_token_ids), new.sampling_params)
-                    text = new.prefill_token_ids or new.prompt_token_ids
-                    self._texts[new.req_id] = _RequestText(text, request, self._most)
+                if new.prompt_token_ids is None or new.sampling_params is None:
+                    continue  # of embeddings: there are no tokens to copy
+                request = self._read_request(new.req_id, len(new.prompt_token_ids), new.sampling_params)
+                text = new.prefill_token_ids or new.prompt_token_ids
+                self._texts[new.req_id] = _RequestText(text, request, self._most)
+            engine.begin_pass()
             return []
 
         self._draft(0, receive)

@@ -191,7 +191,8 @@ class FakeRunner:
 
 
 class SecondRunner(FakeRunner):
-    """vLLM's second runner: its speculator is told the schedule, and reads texts where the runner keeps them.
+    """vLLM's second runner: its speculator is told the schedule, and reads texts where the runner keeps them. After
+    each pass it computes logits once more, as for log probabilities of prompts.
 
     Args:
         config: as of `fake_config`.
@@ -235,6 +236,8 @@ class SecondRunner(FakeRunner):
     def propose_draft_token_ids(self, sampled: list[list[int]]) -> list[list[int]]:
         """Draft as vLLM's second runner does, whose rows are in other places than the requests."""
         rows = len(sampled)
+        if self._module:
+            self._module.compute_logits(torch.zeros(len(self._lines), VOCABULARY))
         if self.speculator is None:
             return [[] for _ in sampled]
         places = torch.arange(rows).flip(0) + self._rows

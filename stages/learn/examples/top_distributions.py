@@ -72,7 +72,7 @@ class LogitsReader:
     def __init__(self, size: int, temperature: float = 1.0) -> None:
         self._size, self._temperature = size, temperature
         self._last: tuple[Tensor, ...] | None = None
-        self._failed = False
+        self._failed = self._begins = False
 
     def attach(self, target: Any) -> None:
         """Let the target's `compute_logits` show its results here. What it returns is unchanged."""
@@ -85,6 +85,10 @@ class LogitsReader:
 
         target.compute_logits = compute_logits
 
+    def begin_pass(self) -> None:
+        """Keep the first logits from now on until they are taken; without this call, the last."""
+        self._last, self._begins = None, True
+
     def take(self) -> TopDistributions | None:
         """Return the distributions of the last pass, in the order of its lines; None if they were taken or there are
         none."""
@@ -93,6 +97,8 @@ class LogitsReader:
 
     @torch.inference_mode()
     def _keep(self, logits_NV: Tensor | None) -> None:
+        if self._begins and self._last is not None:
+            return
         self._last = None
         if logits_NV is None or self._failed:  # of a rank that computes none
             return
