@@ -4,6 +4,7 @@ The target is a function from a text to the next token, so that the texts withou
 accepted tokens of a draft and one more, also after the end of a sequence, as in vLLM, whose scheduler cuts texts later.
 """
 
+import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from pipeline.vllm_plugin.speculator import OmnidraftSpeculator
 from stages.engine.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40
+MOST = 50  # tokens of a completion
+COSTS = "[[1, 1.0], [40, 1.4]]"  # of passes, where their times must not matter
 Target = Callable[[Sequence[int]], int]
 
 
@@ -38,6 +41,11 @@ def complete(target: Target, prompt: Sequence[int], most: int) -> list[int]:
     while len(tokens) < len(prompt) + most and (len(tokens) == len(prompt) or tokens[-1] != END):
         tokens.append(target(tokens))
     return tokens[len(prompt) :]
+
+
+def make_prompts(count: int) -> list[list[int]]:
+    numbers = random.Random(5)
+    return [[numbers.randrange(1, 40) for _ in range(numbers.randrange(1, 15))] for _ in range(count)]
 
 
 @dataclass

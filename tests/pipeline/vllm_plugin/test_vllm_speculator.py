@@ -1,7 +1,6 @@
 """The speculator of vLLM's second runner against a fake of it, and what lets vLLM choose it."""
 
 import logging
-import random
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from fake_vllm import END, FakeTarget, SecondRunner, complete, fake_config, phrases, put_vllm
+from fake_vllm import COSTS, END, MOST, FakeTarget, SecondRunner, complete, fake_config, make_prompts, phrases, put_vllm
 from test_vllm_run import read_requests
 
 from pipeline.vllm_plugin import register, speculator
@@ -20,31 +19,11 @@ from pipeline.vllm_plugin.speculator import OmnidraftSpeculator, _RequestText, b
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 
-MOST = 50  # tokens of a completion
-COSTS = "[[1, 1.0], [40, 1.4]]"
-
-
-def make_prompts(count: int) -> list[list[int]]:
-    numbers = random.Random(5)
-    return [[numbers.randrange(1, 40) for _ in range(numbers.randrange(1, 15))] for _ in range(count)]
-
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     put_vllm(monkeypatch)
     monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", COSTS)
-
-
-@pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize("preempt_every", [0, 40])
-def test_texts_are_those_without_drafts_in_fewer_passes(rows: int, preempt_every: int):
-    prompts = make_prompts(40)
-    runner, plain = (SecondRunner(fake_config(), drafts=drafts, rows=rows) for drafts in (True, False))
-    texts = runner.run([*prompts, *prompts[:3]], MOST, preempt_every)
-    assert texts == plain.run([*prompts, *prompts[:3]], MOST, preempt_every)
-    assert texts[:40] == [complete(phrases, prompt, MOST) for prompt in prompts]
-    assert runner.passes < 0.7 * plain.passes
-    assert {len(draft) for draft in runner.drafts} == {0, 1, 2, 3, 4}, "as many as pay, for each request"
 
 
 def test_the_log_has_every_request_and_the_probability_of_each_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -73,16 +52,6 @@ def test_drafts_end_at_the_number_of_tokens_that_vllm_takes_in_this_pass():
     told = SimpleNamespace(req_ids=["b", "a", "c"], draft_token_ids=[[-1, -1], [-1, -1], [-1, -1]])
     assert made.trim(told).draft_token_ids == [[-1], [-1, -1], []]
     assert made.trim(None) is None
-
-
-def test_an_error_ends_the_drafting_and_not_vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    prompts, runner = make_prompts(6), SecondRunner(fake_config(), rows=2)
-    runner.run(prompts[:3], MOST)
-    drafted = len([draft for draft in runner.drafts if draft])
-    monkeypatch.setattr("pipeline.vllm_plugin.engine.TextMemory.grow", Mock(side_effect=ZeroDivisionError))
-    assert runner.run(prompts, MOST) == [complete(phrases, prompt, MOST) for prompt in prompts]
-    assert len([draft for draft in runner.drafts if draft]) == drafted > 0
-    assert [one.levelname for one in caplog.records if one.levelno > logging.INFO] == ["ERROR"]
 
 
 def test_a_request_without_tokens_is_not_drafted_for(caplog: pytest.LogCaptureFixture):
