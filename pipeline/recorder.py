@@ -94,7 +94,8 @@ def shown_tokens(row: SequenceState, emitted: Sequence[int]) -> Sequence[int]:
 
 class Recorder:
     """Makes events of what the loop sees. `bytes_of` returns the bytes of a target id, None for special ones. Without
-    text both texts of a prompt are empty and the bytes of all tokens None; their ids stay.
+    text both texts of a prompt are empty and the bytes of all tokens None; their ids stay. Without decisions there are
+    only events of blocks and prompts.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class Recorder:
         decode: Callable[[list[int]], str],
         *,
         text: bool = True,
+        decisions: bool = True,
     ) -> None:
-        self._target, self._text = target, text
+        self._target, self._text, self._decisions = target, text, decisions
         self._bytes_of = bytes_of if text else lambda token: None
         self._decode = decode if text else lambda tokens: ""
 
@@ -139,6 +141,8 @@ class Recorder:
 
         A candidate of a tree is `depth` tokens after the text, the bonus one after the last accepted candidate.
         """
+        if not self._decisions:
+            return
         draft, tokens, features_KF = verdict.proposal.draft, verdict.proposal.tokens, verdict.proposal.draft.features_KF
         begin = draft.row.emitted - len(verdict.emitted)  # position of the block's first token in the completion
         # Per piece the drafter's own log probability and entropy, where they are known.

@@ -163,7 +163,7 @@ def build_drafter(
     `PromptMaker`.
     """
     costs, parts = costs or make_costs(settings), parts or make_copying_parts(facts)
-    recorder, learner = recorder or make_textless_recorder(facts.model), learner or NothingLearned()
+    recorder, learner = recorder or make_textless_recorder(facts.model, decisions=False), learner or NothingLearned()
     memory = TextMemory(
         costs,
         TreeLimits(nodes=facts.most, width=1, depth=facts.most),  # vLLM verifies chains
@@ -203,6 +203,6 @@ def _refuse_prompt(prompt: PromptReceived) -> SequenceState:
     raise NotImplementedError("the engine's sequences are made of tokens")
 
 
-def make_textless_recorder(model: str) -> Recorder:
-    """Return what makes events without texts, which needs no tokenizer."""
-    return Recorder(model, lambda token: None, lambda tokens: "", text=False)
+def make_textless_recorder(model: str, *, decisions: bool) -> Recorder:
+    """Return what makes events without texts, which needs no tokenizer; where there is no log, without decisions."""
+    return Recorder(model, lambda token: None, lambda tokens: "", text=False, decisions=decisions)

@@ -5,7 +5,7 @@ from statistics import median
 
 from typing_extensions import override
 
-from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
+from stages.drafting.costs import BlockTimes, CostModel, Curve, make_monotone
 
 EXACT = 16  # up to this many tokens, each number has its own measurements; then numbers within an eighth share them
 KEPT = 32  # measurements of a group, of which the median counts
@@ -42,10 +42,12 @@ class PassCosts(CostModel):
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}  # of the groups with enough measurements
         self._last: dict[int, int] = {}  # number of the last pass of each group
         self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds of a drafter pass
         self._passes = 0
-        self._costs: Costs | None = None
+        self._curve: Curve = ((1, _prior(1)), (2, _prior(2)))
+        self._drafting_cost: float | None = None  # None until it is measured
 
     @override
     def observe(self, block: BlockTimes) -> None:
@@ -53,32 +55,38 @@ class PassCosts(CostModel):
         if longest := max(block.lengths, default=0):
             self._drafting.append(block.drafting / longest)
         group = group_of(block.tokens)
-        self._seconds.setdefault(group, deque(maxlen=KEPT)).append(block.verifying)
+        seconds = self._seconds.setdefault(group, deque(maxlen=KEPT))
+        seconds.append(block.verifying)
         self._last[group] = self._passes
+        if len(seconds) >= LEAST:
+            self._medians[group] = median(seconds)
         for old in [old for old, last in self._last.items() if self._passes - last > FORGOTTEN]:
             del self._seconds[old], self._last[old]
-        points = [(group, median(found)) for group, found in sorted(self._seconds.items()) if len(found) >= LEAST]
-        self._costs = Costs(make_monotone(points), drafter=((1, 0.0),)) if points else None
+            self._medians.pop(old, None)
+        if self._medians:
+            self._curve = _extend(make_monotone(sorted(self._medians.items())))
+            if len(self._drafting) >= LEAST:
+                self._drafting_cost = median(self._drafting)
 
     def is_measured(self, tokens: int) -> bool:
         """Return whether the cost of a pass over this many tokens is known."""
-        return len(self._seconds.get(group_of(tokens), ())) >= LEAST
+        return group_of(tokens) in self._medians
 
     @override
     def verification_curve(self) -> tuple[Curve, float]:
-        if self._costs is None:
-            return ((1, _prior(1)), (2, _prior(2))), 0.0
-        (first, low), (last, high) = self._costs.target[0], self._costs.target[-1]
-        before = ((1, low * _prior(1) / _prior(first)),) if first > 1 else ()
-        beyond = 2 * last  # from the last point to there and further, costs rise as they would without measurements
-        return (*before, *self._costs.target, (beyond, high * _prior(beyond) / _prior(last))), 0.0
+        return self._curve, 0.0
 
     @override
     def drafting_cost(self, rows: int) -> float:
-        if len(self._drafting) >= LEAST and self._costs:
-            return median(self._drafting)
-        return PRIOR_DRAFTING * self.verification_cost(1)
+        return PRIOR_DRAFTING * self.verification_cost(1) if self._drafting_cost is None else self._drafting_cost
 
 
 def _prior(tokens: int) -> float:
     return 1 + PRIOR_SLOPE * (tokens - 1)
+
+
+def _extend(measured: Curve) -> Curve:
+    """Return the curve with a point before and one after what is measured, where costs rise as in the prior."""
+    (first, low), (last, high) = measured[0], measured[-1]
+    before = ((1, low * _prior(1) / _prior(first)),) if first > 1 else ()
+    return (*before, *measured, (2 * last, high * _prior(2 * last) / _prior(last)))

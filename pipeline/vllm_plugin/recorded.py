@@ -193,8 +193,8 @@ class _Builder:
 
     def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
         """Return what makes events, and what returns the text of a prompt; without texts, no tokenizer is loaded."""
-        if not self._config.log.text:
-            return make_textless_recorder(self._facts.model), lambda tokens: ""
+        if self._run is None or not self._config.log.text:
+            return make_textless_recorder(self._facts.model, decisions=self._run is not None), lambda tokens: ""
         vocabulary = (
             models.target_vocabulary
             if models

@@ -60,7 +60,7 @@ class _Known:
 
     def continues_in(self, row: EngineRow) -> bool:
         known = len(row.text_T) - row.emitted
-        return len(self.text_T) == known and np.array_equal(self.text_T, row.text_T[:known])
+        return len(self.text_T) == known and bool((self.text_T == row.text_T[:known]).all())
 
 
 class SequenceTable:

@@ -1,9 +1,10 @@
 """Costs of drafting and verifying, from which draft lengths are chosen."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import override
@@ -17,7 +18,7 @@ def _interpolate(curve: Curve, x: float) -> float:
     """Interpolate linearly between the points, extrapolate the last segment; constant before the first point."""
     if len(curve) == 1 or x <= curve[0][0]:
         return curve[0][1]
-    after = min(max(1, bisect_left([point for point, _ in curve], x)), len(curve) - 1)
+    after = min(max(1, bisect_left(curve, x, key=itemgetter(0))), len(curve) - 1)
     (low, low_cost), (high, high_cost) = curve[after - 1], curve[after]
     return low_cost + (high_cost - low_cost) * (x - low) / (high - low)
 
@@ -73,8 +74,9 @@ class CostModel(VerificationCosts, Protocol):
 
     def drafts_cost(self, lengths: Sequence[int]) -> float:
         """Return what drafts of these lengths by the model, one per row, add to the cost of a block."""
-        passes = (sum(length > index for length in lengths) for index in range(max(lengths, default=0)))
-        return sum(map(self.drafting_cost, passes))
+        ordered = sorted(lengths)
+        passes = range(ordered[-1] if ordered else 0)
+        return sum(self.drafting_cost(len(ordered) - bisect_right(ordered, index)) for index in passes)
 
     def block_cost(self, lengths: Sequence[int]) -> float:
         """Return the cost of a block whose rows have drafts of these lengths."""

@@ -10,6 +10,8 @@ from stages.contract.blocks import Draft, SequenceState
 from stages.contract.stage import Stage
 from stages.drafting.costs import ReadPrompts
 
+NO_PROBS = torch.zeros(0, 0)
+
 
 class NoModel(Stage[SequenceState, Draft]):
     """Drafts nothing. Replaces `Decode`."""
@@ -38,7 +40,7 @@ class NoModel(Stage[SequenceState, Draft]):
 
     def empty_probs(self) -> Tensor:
         """Return the distributions of a draft without pieces (0, 0)."""
-        return torch.zeros(0, 0)
+        return NO_PROBS
 
     def count_drawn(self, draft: Draft) -> int:
         """Return the number of pieces that were drawn for a draft: none."""

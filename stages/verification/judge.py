@@ -110,9 +110,11 @@ class Judge(Stage[Proposal, Verdict]):
         row.block += 1
         # Without a limit, any other end is known when the row is gone.
         row.finish = "stop" if emitted[-1] in ends else "length" if len(emitted) == result.limit else ""
-        counts = [sum(one.outcome is kind for one in decisions) for kind in (Outcome.ACCEPTED, Outcome.REJECTED)]
+        outcomes = [one.outcome for one in decisions]
+        taken = outcomes.count(Outcome.ACCEPTED)
+        judged = taken + outcomes.count(Outcome.REJECTED)
         raw = _find_raw_values(decisions, top) if top and not row.private else {}
-        return Verdict(proposal, decisions, emitted, sum(counts), counts[0], soft_targets, raw=raw)
+        return Verdict(proposal, decisions, emitted, judged, taken, soft_targets, raw=raw)
 
     def _decide(
         self, proposal: Proposal, emitted: tuple[int, ...], accepted: int, levels: Sequence[Levels]

@@ -267,6 +267,13 @@ def test_without_text_the_ids_stay_and_nothing_else_that_can_be_read():
     assert (done.prompt_text, done.completion_text, done.emitted) == ("", "", row.emitted)
 
 
+def test_without_decisions_a_block_has_an_event_and_its_tokens_have_none():
+    recorder = Recorder("big", WORDS.__getitem__, lambda tokens: "", decisions=False)
+    verdict = rejected_verdict()
+    assert list(recorder.record_decisions(verdict, VERSIONS)) == []
+    assert recorder.record_block(verdict, 1, Seconds(0.1, 0.2, 0.3)).emitted == len(verdict.emitted)
+
+
 @pytest.mark.parametrize("got", ["'my secret'", "'a, got b'"])
 def test_a_rejection_without_text_does_not_quote_the_row(got):
     event = PromptRejected("docs", 3, f"the prompt in 'text' must be text, got {got}")
