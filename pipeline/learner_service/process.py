@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
+from pipeline.learner_service.start import FREE, POLL_SECONDS, start_learner
 from pipeline.learning.remote_learner import LearnerConnection
 from stages.learn.training.update import Pace
 from stages.learn.training.weight_update import Weights, read_weights, write_weights
@@ -34,10 +35,8 @@ LOG = logging.getLogger("omnidraft.learner")
 QUEUE_LIMIT = 256  # completed prompts that may wait for the learner; the oldest are dropped for newer ones
 EXAMPLE_LIMIT = 16  # waiting prompts from which on no training examples are collected
 RESTARTS_WITHIN = 60.0  # seconds; a learner that ends twice within them is not restarted
-NICENESS = 10
+NICENESS, IDLE_NICENESS = 10, 19  # added to its priority number: with a budget while requests run, and without one
 UNSENT_SECONDS = 10.0  # the learner waits this long for MLflow when it ends
-FREE = "free"  # file in the scratch folder: no request runs or ever will, so the budget does not hold
-POLL_SECONDS = 0.25  # between two looks for that file, and for further prompts
 
 
 @dataclass(frozen=True)
@@ -168,15 +167,16 @@ class LearnerProcess(LearnerConnection):
 
     def _start(self) -> Child:
         self._handled_before = self.handled
-        scratch = self._scratch.name
-        child = Child(_run_learner, self._setup, self._share, scratch, name="learner", niceness=NICENESS)
+        niceness = NICENESS if self._share else IDLE_NICENESS
+        child = Child(start_learner, self._share, self._scratch.name, name="learner", niceness=niceness)
         self._sender = threading.Thread(target=self._send_prompts, args=(child,), name="learner-sender", daemon=True)
         self._sender.start()
         return child
 
     def _send_prompts(self, child: Child) -> None:
-        """Send prompts; runs on a thread of its own, so that no other thread waits for a full pipe."""
+        """Send the setup, then prompts; runs on a thread of its own, so that no other thread waits for a full pipe."""
         with suppress(ChildError):
+            child.send(self._setup)
             while (finished := self._take_next(child)) is not None:
                 child.send(finished)
             child.send(None)
@@ -221,7 +221,8 @@ class LearnerProcess(LearnerConnection):
         return delay
 
 
-def _run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: str) -> None:
+def run_learner(parent: Parent, setup: LearnerConfig, share: float, scratch: str) -> None:
+    """Learn what is sent, and report. Runs in the learner's process."""
     free = Path(scratch, FREE)
     budget, handled, caught_up = CpuBudget(share, free.exists), 0, False
     budget.yield_cpu()  # it loads models and publishes the baseline, with no budget

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,11 @@ class Report(NamedTuple):
     events: tuple[()] = ()
     weights: None = None
     published: None = None
+
+
+def start(double: Callable[..., None], parent: Parent, share: float, scratch: str) -> None:
+    """Run a double as the learner is run: the setup comes first."""
+    double(parent, parent.receive(), share, scratch)
 
 
 def crash(parent: Parent, setup: Path, share: float, scratch: str) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.learner_service.process import POLL_SECONDS, CpuBudget
+from pipeline.learner_service.process import CpuBudget
+from pipeline.learner_service.start import POLL_SECONDS
 
 
 class Machine:

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import learner_doubles
 import pytest
@@ -28,6 +31,7 @@ from tiny_pair import TinyPair
 
 from pipeline.learner_service import process as learner_process
 from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
+from pipeline.learner_service.start import FREE, POLL_SECONDS, start_learner
 from store.events import Event, Updated, VersionPublished
 from store.log.partitions import LEARNER, partition_folder
 
@@ -43,7 +47,7 @@ class DoubledLearner:
     """A `LearnerProcess` whose process runs a double."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, double: Callable[..., None]) -> None:
-        monkeypatch.setattr(learner_process, "_run_learner", double)
+        monkeypatch.setattr(learner_process, "start_learner", partial(learner_doubles.start, double))
         self.folder = folder
         self.learner = LearnerProcess(folder, 1.0, lambda event: None)
 
@@ -163,6 +167,21 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
     assert versions == [event.drafter_version for event in local_updates if event.served]
     known = table_of(partition_folder(run, LEARNER), "updates").to_pylist()
     assert [row["offset"] for row in known] == [event.offset for event in local_updates], "all is committed at the end"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_without_a_share_it_is_not_even_imported_before_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
+):
+    ran, parent = Mock(), Mock()
+    monkeypatch.setattr(learner_process, "run_learner", ran)
+    thread = threading.Thread(target=start_learner, args=(parent, share, str(tmp_path)))
+    thread.start()
+    thread.join(None if share else 2 * POLL_SECONDS)
+    assert ran.called == bool(share)
+    (tmp_path / FREE).touch()
+    thread.join()
+    ran.assert_called_once_with(parent, parent.receive(), share, str(tmp_path))
 
 
 @pytest.mark.slow
