@@ -33,6 +33,7 @@ USUAL: Mapping[str, Any] = {
     "draft.pause": False,
     "draft.costs": "estimated",
     "learn.spacing": "fixed",
+    "learn.method": "gradient",  # in closed form there is one loss
 }
 QUICK = {"source.limit": 16, "sampling.max_new_tokens": 24}
 _SOURCES_HELP = "Prompt sources, as for `replay`; drift needs two. [default: builtin:docs builtin:code]"

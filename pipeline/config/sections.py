@@ -176,7 +176,7 @@ class LearnSettings(Section):
     )
     loss: Literal["hybrid", "direct", "trie", "acceptance", "likelihood", "n-grams"] = Field(
         default="trie",
-        description="Distillation loss of the drafter; 'likelihood' and 'n-grams' are ablations of the paper.",
+        description="Distillation loss, with method 'gradient'; 'likelihood' and 'n-grams' are ablations of the paper.",
     )
     method: Literal["gradient", "least-squares"] = Field(
         default="least-squares",

@@ -164,6 +164,15 @@ class Config(Section):
             self.__dict__["drafter"] = "builtin:drafter-1.6m" if is_builtin else "builtin:drafter-4m"
         return self
 
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        """Refuse a loss that would change nothing."""
+        if self.learn.trains_output_layer and self.learn.loss != "trie":
+            raise ConfigError(
+                f"learn.loss = '{self.learn.loss}' needs learn.method = 'gradient': in closed form there is one loss"
+            )
+        return self
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
         """The configuration with nested `values` over the defaults. Raises `ConfigError`, which lists all mistakes, one

@@ -197,3 +197,10 @@ def test_what_is_no_swap_is_refused_with_an_example(swap: str):
 def test_a_target_named_twice_is_refused():
     with pytest.raises(ConfigError, match="every target may be named once, got a, b, a"):
         make_router(("a", "b", "a"))
+
+
+def test_a_loss_that_would_change_nothing_is_refused():
+    said = "learn.loss = 'direct' needs learn.method = 'gradient': in closed form there is one loss"
+    assert refusal({"learn.loss": "direct"}) == said
+    for chosen in ({"learn.method": "gradient"}, {"learn.lora_rank": 4}):
+        assert Config().with_overrides({"learn.loss": "direct", **chosen}).learn.loss == "direct"

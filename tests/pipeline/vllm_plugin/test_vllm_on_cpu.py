@@ -22,7 +22,7 @@ from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
 PROMPTS, TOKENS, DRAFTS = 100, 32, 6
-FEWER = 25  # prompts of the second runner, whose kernels are interpreted: all 100 take it five minutes
+FEWER = 12  # prompts of the second runner, whose kernels are interpreted: all 100 take it five minutes
 STEPS_BETWEEN = 2  # arrivals
 MODEL = ROOT / "pipeline" / "models" / "target-7m"
 OPTIONS = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 512, "enforce_eager": True}

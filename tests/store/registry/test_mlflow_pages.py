@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(os.environ["OMNIDRAFT_RUNS"])
     folder = tmp_path_factory.mktemp("runs")
     replay(folder, "monday")
-    replay(folder, "tuesday", "--set", "learn.loss=direct", "--set", "learn.interval=8")
+    replay(folder, "tuesday", "--set", "learn.method=gradient", "--set", "learn.interval=8")
     best = max(list_versions(default_uri(folder)), key=lambda version: version.probe or 0.0)
     promote(default_uri(folder), best.name, best.number)
     replay(folder, "wednesday", "--drafter", f"models:/{best.name}@champion")
